@@ -43,12 +43,11 @@ class ClearOldToolResults:
         keep_tool_uses: the newest N tool results stay.
         keep_tokens: tool results within the newest N tokens of the conversation stay.
         clear_at_least: runs only if this much comes free (scaled to limit/4).
-        clear_tool_inputs: also shorten long strings inside the arguments of cleared calls: ``False``, ``True`` or globs of tool names.
+        clear_tool_inputs: also shorten long strings in the arguments of cleared calls: ``False``, ``True``, tool globs.
         keep_errors: results that report an error stay.
         exclude_tools: adds to the policy's.
         externalize: store the original and name its handle in the placeholder.
         preview_chars: first characters of the original kept in the placeholder.
-        at: joins only above this ratio of the window (of ``threshold_tokens`` where the window is unknown); always ``None`` today.
     """
 
     keep_tool_uses: int = 3
@@ -139,7 +138,7 @@ class Policy:
         exclude_tools: exact names or globs, on the *call's* name; their results are unchanged by every strategy.
         preserve_user_messages: ``"all"`` or the newest N; carried verbatim within ``preserve_user_tokens``.
         preserve_user_tokens: hard budget of the carried user messages, scaled to limit/4.
-        protected_max_tokens: bound of what is protected as originals: ``"auto"`` = a quarter of the target; ``None`` = none.
+        protected_max_tokens: bound of the protected originals: ``"auto"`` = a quarter of the target; ``None`` = none.
         summary_role: role of the synthetic message.
         pre_step: may start a compaction inside a tool loop (the last item is a tool result).
         last_resort: above the hard limit, when all else fails: ``truncate``, or ``forward`` the form last sent.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -22,7 +22,7 @@ STRENGTH: dict[str, int] = {"keep": 0, "shorten": 1, "clear": 2, "drop": 3}
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One edit: ``value`` replaces the bytes of ``part`` in item ``item``; a ``drop`` removes the whole item (part ``*``)."""
+    """One edit: ``value`` replaces the bytes of ``part`` in ``item``; ``drop`` removes the whole item (part ``*``)."""
 
     item: int
     part: str
@@ -32,7 +32,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """A media part of a carried user message: taken from the current request, ``start:end`` in the bytes of item ``item``."""
+    """A media part of a carried user message: ``start:end`` in the bytes of item ``item`` of the current request."""
 
     item: int
     start: int
@@ -187,10 +187,11 @@ def decode_record(data: bytes) -> Record | None:
 
 
 def _kind(kind: str) -> OpKind:
-    if kind not in ("shorten", "clear", "drop"):
-        message = f"unknown op kind {kind!r}"
-        raise ValueError(message)
-    return kind
+    for known in get_args(OpKind):
+        if kind == known:
+            return cast(OpKind, known)
+    message = f"unknown op kind {kind!r}"
+    raise ValueError(message)
 
 
 def _text(value: bytes) -> str:

@@ -7,11 +7,11 @@ each with the exact bytes of its value, so that an edit replaces those bytes and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Role: TypeAlias = Literal["user", "assistant", "tool", "system", "other"]
-"""``system`` stands for later system and developer messages; ``other`` is opaque and only ever kept or summarized whole."""
+"""``system`` stands for system and developer messages; ``other`` is opaque, only ever kept or summarized whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,6 @@ class Part:
         key: the address inside the item: ``content``, or ``call.N`` for the arguments of its N-th tool call.
         start, end: where the value's bytes stand in the item's raw bytes.
         text: what the value says, decoded (content: its text parts joined by newlines; call: the arguments string).
-        tokens: what the value counts.
         listed: the value is a list of content parts, not a string.
     """
 
@@ -30,13 +29,12 @@ class Part:
     start: int
     end: int
     text: str
-    tokens: int
     listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of an assistant item. ``result`` is the index of the item that answers it, ``None`` while nobody did."""
+    """A tool call of an assistant item; ``part`` addresses its arguments, ``result`` is the item that answers it."""
 
     id: str
     name: str
@@ -66,11 +64,11 @@ class Item:
         wire_role: the word on the wire.
         fingerprint: 16 bytes; equal for two items that mean the same (design: canonical form).
         text: its readable text without tool call arguments; media and reasoning left out.
-        tokens: what it counts in a prompt, overhead included.
         parts: the addressable values.
         calls: its tool calls (assistant items).
         call_name: for a tool result: the *call's* tool name, looked up in its group; ``""`` for an orphan.
         media: images, sounds and files.
+        hidden: reasoning text and the like: counted, never shown to a summarizer.
         error: a tool result that reports an error.
     """
 
@@ -80,11 +78,11 @@ class Item:
     wire_role: str
     fingerprint: bytes
     text: str
-    tokens: int
     parts: tuple[Part, ...] = ()
     calls: tuple[Call, ...] = ()
     call_name: str = ""
     media: tuple[Media, ...] = ()
+    hidden: str = ""
     error: bool = False
 
     def part(self, key: str) -> Part | None:
@@ -93,9 +91,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An atomic run of items ``[start, end)``: an assistant item with its calls and all their results, or one other item.
+    """An atomic run of items ``[start, end)``: an assistant item with calls and all their results, or one other item.
 
-    ``whole`` is false while a call is unanswered, a result has no call, or a result came too late (the run then reaches to it).
+    ``whole`` is false while a call is unanswered, where a result has no call, and where one came late: the run then
+    reaches from the call to the late result.
     """
 
     start: int
@@ -112,32 +111,30 @@ class Transcript:
 
     Args:
         dialect: which adapter read it; seeds the chain.
-        head_tokens: tokens of the leading system/developer run, tool schemas, response schema and the request's own overhead.
+        head: the leading run of system and developer items; not part of the chain.
         items: what follows the head.
         groups: a partition of the items, in order.
         chain: ``chain[n]`` is the hash of the first n items; ``len(items) + 1`` entries of 16 bytes.
+        group_of: item index -> index of its group.
+        schemas: texts that count beside the messages: tool and response schemas.
         tool_names: names of the tools that the request declares.
         max_tokens: the request's output limit, 0 where it names none.
     """
 
     dialect: str
-    head_tokens: int
+    head: tuple[Item, ...]
     items: tuple[Item, ...]
     groups: tuple[Group, ...]
     chain: tuple[bytes, ...]
+    group_of: tuple[int, ...]
+    schemas: tuple[str, ...] = ()
     tool_names: frozenset[str] = frozenset()
     max_tokens: int = 0
-    group_of: tuple[int, ...] = field(default=())
 
     @property
     def last_user(self) -> int | None:
         """Index of the newest user item."""
         return next((item.index for item in reversed(self.items) if item.role == "user"), None)
-
-    @property
-    def tokens(self) -> int:
-        """What the request counts as the client sent it."""
-        return self.head_tokens + sum(item.tokens for item in self.items)
 
     def group_at(self, index: int) -> Group:
         return self.groups[self.group_of[index]]

@@ -1,0 +1,1 @@
+"""Pure adapters: a wire array -> transcript, edits -> wire array. One module a dialect."""
