@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compaction_policies.policy import Policy, matches_tool
+from compaction_policies.policy import matches_tool
 from compaction_policies.record import Record
 from compaction_policies.transcript import Group, Item, Transcript
 
@@ -44,11 +44,17 @@ def excluded_group(transcript: Transcript, group: Group, patterns: tuple[str, ..
 
 
 def protected(
-    transcript: Transcript, policy: Policy, base: Record | None, before: int, sizes: Sequence[int], bound: int | None
+    transcript: Transcript,
+    patterns: tuple[str, ...],
+    base: Record | None,
+    before: int,
+    sizes: Sequence[int],
+    bound: int | None,
 ) -> Protected:
     """What must stay of the items before ``before``.
 
     Args:
+        patterns: excluded tools.
         base: the active record: what it has swallowed is not brought back.
         before: a group boundary.
         sizes: tokens of each item as the view shows it now.
@@ -68,7 +74,7 @@ def protected(
             kept.add(group.start)
             total += size
             continue
-        if first.role != "system" and not excluded_group(transcript, group, policy.exclude_tools):
+        if first.role != "system" and not excluded_group(transcript, group, patterns):
             continue
         if room is None or size <= room:
             kept.update(range(group.start, group.end))
