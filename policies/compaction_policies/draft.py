@@ -41,6 +41,7 @@ class Draft:
     fixed: int = 0
     synthetic: int = 0
     summarize: SummarizeOldPreserveRecent | None = None
+    preserve: int | Literal["all"] = "all"
     used: list[str] = field(default_factory=list)
     refused: str = ""
 
@@ -54,7 +55,7 @@ class Draft:
         base: Record | None,
         handle: Handle,
     ) -> Draft:
-        draft = cls(transcript, policy, units, limits, base, handle)
+        draft = cls(transcript, policy, units, limits, base, handle, preserve=policy.preserve_user_messages)
         draft.original = [units.item(item) for item in transcript.items]
         draft.sizes = list(draft.original)
         draft.fixed = units.fixed(transcript)
@@ -92,8 +93,8 @@ class Draft:
         """Tokens that come free if ``value`` replaces a part as the view shows it now."""
         return self._part_size(item, part) - self.units.count(value_text(value))
 
-    def carried(self, gone: Sequence[int], keep: int | Literal["all"]) -> tuple[tuple[Carried, ...], int]:
-        candidates = carried_candidates(self.transcript, gone, keep)
+    def carried(self, gone: Sequence[int]) -> tuple[tuple[Carried, ...], int]:
+        candidates = carried_candidates(self.transcript, gone, self.preserve)
         return carry(self.transcript, candidates, self.limits.carried, self.units)
 
     # ------------------------------------------------------------ moving

@@ -21,7 +21,7 @@ from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOld
 from compaction_policies.prompts import TEMPLATE_VERSION
 from compaction_policies.record import Op, Record, Segment, record_id
 from compaction_policies.strategies.clear import clear
-from compaction_policies.strategies.summarize import preserved, summarize, synthetic_estimate
+from compaction_policies.strategies.summarize import summarize, synthetic_estimate
 from compaction_policies.strategies.truncate import shorten_newest, truncate
 from compaction_policies.succession import follows, heals, short_fingerprints, sort_ops
 from compaction_policies.transcript import Item, Transcript
@@ -56,6 +56,7 @@ class Plan:
     ops: tuple[Op, ...]
     need: Need | None
     summarize: SummarizeOldPreserveRecent | None
+    preserve: int | Literal["all"]
     constraints: tuple[str, ...]
     uncounted: int
     source: Source
@@ -163,8 +164,7 @@ def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | 
     gone = _gone(plan)
     body, anchor, told = _told(plan, summary, gone)
     listed = _ledger(plan, gone)
-    keep = preserved(plan.policy, plan.summarize)
-    candidates = carried_candidates(transcript, gone, keep)
+    candidates = carried_candidates(transcript, gone, plan.preserve)
     carried, counted = carry(transcript, candidates, plan.limits.carried, plan.units)
     derived = _derived(plan, gone)
     synthetic: tuple[Segment, ...] = ()
@@ -266,6 +266,7 @@ def _planned(draft: Draft, before: int, goal: Goal, source: Source, *, degraded:
         ops=ops,
         need=need,
         summarize=draft.summarize,
+        preserve=draft.preserve,
         constraints=constraints,
         uncounted=uncounted,
         source=source,
@@ -313,7 +314,7 @@ def _with_synthetic(draft: Draft) -> int:
     if strategy is not None:
         return synthetic_estimate(draft, strategy, draft.cut)
     body = 0 if draft.base is None else draft.units.count(draft.base.body) + draft.units.count(draft.base.ledger)
-    carried, _ = draft.carried(sorted(draft.gone), draft.policy.preserve_user_messages)
+    carried, _ = draft.carried(sorted(draft.gone))
     constraints, _ = _constraints(draft)
     words = sum(draft.units.count(line) + 2 for line in constraints)
     return frame.FRAME_TOKENS + body + words + sum(entry.tokens for entry in carried)

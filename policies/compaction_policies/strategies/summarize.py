@@ -5,11 +5,9 @@ The tail is the newest whole groups that fit the room; a larger turn is cut insi
 
 from __future__ import annotations
 
-from typing import Literal
-
 from compaction_policies.draft import Draft
 from compaction_policies.frame import FRAME_TOKENS
-from compaction_policies.policy import Policy, SummarizeOldPreserveRecent
+from compaction_policies.policy import SummarizeOldPreserveRecent
 from compaction_policies.protect import excluded_group
 
 
@@ -19,6 +17,8 @@ def summarize(draft: Draft, strategy: SummarizeOldPreserveRecent, *, forced: boo
     Args:
         forced: ignores the limit: the cut only has to shrink the view.
     """
+    if strategy.preserve_user_messages is not None:
+        draft.preserve = strategy.preserve_user_messages
     cut = _cut(draft, strategy, forced=forced)
     if cut is None:
         return False
@@ -39,19 +39,11 @@ def synthetic_estimate(draft: Draft, strategy: SummarizeOldPreserveRecent, cut: 
     shield = draft.protected(cut, strategy.exclude_tools)
     dropped = {op.item for op in draft.ops.values() if op.kind == "drop"}
     gone = sorted({index for index in range(cut) if index not in shield.kept} | dropped)
-    keep = preserved(draft.policy, strategy)
-    carried, _ = draft.carried(gone, keep)
+    carried, _ = draft.carried(gone)
     constraints = sum(draft.original[index] for index in shield.constraints)
     pins = sum(units.count(line) + 2 for line in draft.policy.pins.constraints)
     ledger = limits.ledger if strategy.ledger else 0
     return FRAME_TOKENS + limits.summary + ledger + pins + constraints + sum(entry.tokens for entry in carried)
-
-
-def preserved(policy: Policy, strategy: SummarizeOldPreserveRecent | None) -> int | Literal["all"]:
-    """``preserveUserMessages``: the strategy's own overrides the policy's."""
-    if strategy is None or strategy.preserve_user_messages is None:
-        return policy.preserve_user_messages
-    return strategy.preserve_user_messages
 
 
 def _cut(draft: Draft, strategy: SummarizeOldPreserveRecent, *, forced: bool) -> int | None:

@@ -23,6 +23,8 @@ def truncate(draft: Draft, goal: int, synthetic: Callable[[Draft], int], strateg
         synthetic: what the synthetic message would count with the draft's dropped user messages carried.
     """
     safe = draft.protected(draft.newest, strategy.exclude_tools).kept
+    if strategy.preserve_user_messages is not None and draft.summarize is None:
+        draft.preserve = strategy.preserve_user_messages
     dropped = False
     tokens = draft.tokens()
     for group in draft.transcript.groups[:-1]:
