@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from compaction_policies import frame
 from compaction_policies.carry import Carried, carried_candidates, carry
 from compaction_policies.draft import Draft, Handle
 from compaction_policies.extractive import extractive
+from compaction_policies.frame import Frame, encode_message, render
 from compaction_policies.ledger import ledger
 from compaction_policies.measure import Limits, Units
 from compaction_policies.outcomes import Reason, Source
 from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOldPreserveRecent, Truncate
 from compaction_policies.prompts import TEMPLATE_VERSION
-from compaction_policies.record import Op, Record, Segment, record_id
+from compaction_policies.record import MediaRef, Op, Record, Segment, record_id
 from compaction_policies.strategies.clear import clear
-from compaction_policies.strategies.summarize import summarize, synthetic_estimate
+from compaction_policies.strategies.summarize import FRAME_TOKENS, summarize, synthetic_estimate
 from compaction_policies.strategies.truncate import shorten_newest, truncate
 from compaction_policies.succession import follows, heals, short_fingerprints, sort_ops
 from compaction_policies.transcript import Item, Transcript
@@ -317,7 +317,7 @@ def _with_synthetic(draft: Draft) -> int:
     carried, _ = draft.carried(sorted(draft.gone))
     constraints, _ = _constraints(draft)
     words = sum(draft.units.count(line) + 2 for line in constraints)
-    return frame.FRAME_TOKENS + body + words + sum(entry.tokens for entry in carried)
+    return FRAME_TOKENS + body + words + sum(entry.tokens for entry in carried)
 
 
 # ---------------------------------------------------------------- making a record
@@ -374,29 +374,28 @@ def _drops_words(plan: Plan) -> bool:
 def _synthetic(
     plan: Plan, body: str, listed: str, carried: Sequence[Carried], counted: int, *, derived: bool
 ) -> tuple[tuple[Segment, ...], int]:
-    rendered = frame.render(
-        body=body,
-        derived=derived,
-        ledger=listed,
-        constraints=plan.constraints,
-        carried=[_words(plan.transcript, entry) for entry in carried],
-        counted=counted,
-        uncounted_constraints=plan.uncounted,
+    shown = render(
+        Frame(
+            summary=body,
+            ledger=listed,
+            derived=derived,
+            pinned=plan.constraints,
+            pinned_uncounted=plan.uncounted,
+            carried=tuple(carried),
+            carried_uncounted=counted,
+        ),
+        plan.transcript.items,
+        media=plan.policy.summary_role == "user",
     )
-    segments = frame.encode(plan.policy.summary_role, rendered)
     tokens = plan.units.message
-    for piece in rendered:
-        if isinstance(piece, str):
-            tokens += plan.units.count(piece)
-        else:
-            media = next(media for media in plan.transcript.items[piece.item].media if media.start == piece.start)
-            tokens += plan.units.image if media.kind == "image" else plan.units.media
-    return segments, tokens
+    for segment in shown:
+        tokens += plan.units.count(segment) if isinstance(segment, str) else _media_tokens(plan, segment)
+    return encode_message(shown, plan.policy.summary_role), tokens
 
 
-def _words(transcript: Transcript, entry: Carried) -> frame.Words:
-    media = transcript.items[entry.index].media if entry.whole else ()
-    return frame.Words(entry.text, entry.whole, tuple((entry.index, part.start, part.end) for part in media))
+def _media_tokens(plan: Plan, ref: MediaRef) -> int:
+    media = next(media for media in plan.transcript.items[ref.item].media if media.start == ref.start)
+    return plan.units.image if media.kind == "image" else plan.units.media
 
 
 def _indices(ranges: Sequence[tuple[int, int]]) -> frozenset[int]:

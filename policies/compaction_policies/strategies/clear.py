@@ -5,10 +5,8 @@ Oldest first, in one batch down to the target; nothing moves because one more re
 
 from __future__ import annotations
 
-import json
-
 from compaction_policies.draft import Draft
-from compaction_policies.frame import cleared_placeholder
+from compaction_policies.frame import cleared_placeholder, encode_json
 from compaction_policies.policy import ClearOldToolResults, matches_tool
 from compaction_policies.protect import excluded
 from compaction_policies.shorten import shorten_strings
@@ -82,7 +80,7 @@ def _moves(draft: Draft, strategy: ClearOldToolResults, result: Item) -> list[tu
     if arguments is not None and draft.kind_at(owner.index, call.part) == "keep":
         shorter = shorten_strings(arguments.text)
         if shorter is not None:
-            moves.append((owner, arguments, encode(shorter)))
+            moves.append((owner, arguments, encode_json(shorter)))
     return moves
 
 
@@ -99,13 +97,4 @@ def _placeholder(draft: Draft, strategy: ClearOldToolResults, result: Item, cont
         content.text[: strategy.preview_chars],
         callable_again=result.call_name in draft.transcript.tool_names,
     )
-    return encode([{"type": "text", "text": text}] if content.listed else text)
-
-
-def encode(value: object) -> bytes:
-    """JSON as forwarded: UTF-8, lone surrogates escaped."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(value).encode("ascii")
+    return encode_json([{"type": "text", "text": text}] if content.listed else text)

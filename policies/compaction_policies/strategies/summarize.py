@@ -6,9 +6,11 @@ The tail is the newest whole groups that fit the room; a larger turn is cut insi
 from __future__ import annotations
 
 from compaction_policies.draft import Draft
-from compaction_policies.frame import FRAME_TOKENS
 from compaction_policies.policy import SummarizeOldPreserveRecent
 from compaction_policies.protect import excluded_group
+
+FRAME_TOKENS = 220
+"""An upper bound of the fixed words of the synthetic message."""
 
 
 def summarize(draft: Draft, strategy: SummarizeOldPreserveRecent, *, forced: bool) -> bool:

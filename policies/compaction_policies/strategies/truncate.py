@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compaction_policies.draft import Draft
+from compaction_policies.frame import encode_json
 from compaction_policies.policy import Truncate
 from compaction_policies.record import Op
 from compaction_policies.shorten import head_tail
-from compaction_policies.strategies.clear import encode
 from compaction_policies.transcript import Item, Part
 
 _SHORTENED = "\n[... shortened to fit the context window ...]\n"
@@ -45,7 +45,7 @@ def truncate(draft: Draft, goal: int, synthetic: Callable[[Draft], int], strateg
 
 
 def shorten_newest(draft: Draft, goal: int) -> bool:
-    """Shorten the largest tool results of a finished newest group, the largest first, until the view is at most ``goal``."""
+    """Shorten the largest tool results of a finished newest group until the view is at most ``goal``."""
     group = draft.transcript.groups[-1]
     if not group.whole:
         return False
@@ -68,7 +68,7 @@ def shorten_newest(draft: Draft, goal: int) -> bool:
 
 def _shorten(draft: Draft, item: Item, part: Part, chars: int) -> bool:
     text = head_tail(part.text, chars, _SHORTENED)
-    value = encode([{"type": "text", "text": text}] if part.listed else text)
+    value = encode_json([{"type": "text", "text": text}] if part.listed else text)
     if draft.gain(item, part, value) <= 0:
         return False
     draft.edit(item, part, "shorten", value)
