@@ -1,0 +1,1 @@
+"""Measurements: ratios of one run, never timed assertions."""

@@ -1,0 +1,1 @@
+"""The demonstration: a scripted model behind the proxy, a real SDK client in front of it. No key, no network."""

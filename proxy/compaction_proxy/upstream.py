@@ -1,0 +1,234 @@
+"""Provider kind ``openai``: raw forwarding over one pooled client. Bytes go out and come back as they are.
+
+One retry, on a pooled connection that turned out to be closed before a byte of the answer came, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from compaction_proxy.errors import UpstreamTimeout, UpstreamUnreachable
+
+HOP_HEADER = "x-compaction-hop"
+_HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
+)
+_SET_ANEW = frozenset((b"host", b"content-length", b"expect"))
+_CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
+
+RawHeaders = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where requests go, and how long to wait there. ``api_key`` and header values never show in ``repr``."""
+
+    name: str
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    connect_seconds: float = 10.0
+    first_byte_seconds: float = 600.0
+    idle_seconds: float = 600.0
+
+    def url(self, path_after_v1: str, query: bytes = b"") -> URL:
+        """``baseUrl`` is a prefix of what follows ``/v1``; escapes and query stay as they came."""
+        text = self.base_url.rstrip("/") + "/" + path_after_v1.lstrip("/")
+        return URL(f"{text}?{query.decode('latin-1')}" if query else text, encoded=True)
+
+
+@dataclass(slots=True)
+class Response:
+    """An upstream's answer whose body has not been read. Close it, or read it to its end."""
+
+    status: int
+    headers: RawHeaders
+    _reply: aiohttp.ClientResponse
+    _idle_seconds: float
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises :class:`UpstreamUnreachable` or :class:`UpstreamTimeout` where it breaks off."""
+        stream = self._reply.content.iter_any()
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_seconds):
+                    chunk = await anext(stream, None)
+            except TimeoutError:
+                message = f"the provider sent nothing for {self._idle_seconds:g} seconds"
+                raise UpstreamTimeout(message) from None
+            except (aiohttp.ClientError, OSError) as error:
+                message = f"the provider's answer broke off ({type(error).__name__})"
+                raise UpstreamUnreachable(message) from None
+            if chunk is None:
+                return
+            yield chunk
+
+    def close(self) -> None:
+        """Give the connection back if the body was read to its end, else drop it and cancel the call."""
+        if self._reply.content.at_eof():
+            self._reply.release()
+        else:
+            self._reply.close()
+
+
+class Upstream:
+    """The pooled client. Open it inside the event loop that uses it."""
+
+    def __init__(self) -> None:
+        tracing = aiohttp.TraceConfig(trace_config_ctx_factory=_context)
+        tracing.on_connection_reuseconn.append(_reused)
+        self._session = aiohttp.ClientSession(
+            trace_configs=[tracing],
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
+            read_bufsize=256 * 1024,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            max_line_size=64 * 1024,
+            max_field_size=64 * 1024,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def send(
+        self, provider: Provider, method: str, path_after_v1: str, query: bytes, headers: RawHeaders, body: bytes
+    ) -> Response:
+        """Forward a request. ``headers`` are final: see :func:`request_headers`.
+
+        Raises :class:`UpstreamUnreachable` and :class:`UpstreamTimeout`.
+        """
+        url = provider.url(path_after_v1, query)
+        sent = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        try:
+            reply = await self._once(provider, method, url, sent, body)
+        except _Stale:
+            try:
+                reply = await self._once(provider, method, url, sent, body)
+            except _Stale as error:
+                message = f"provider {provider.name} closed the connection without an answer"
+                raise UpstreamUnreachable(message) from error
+        return Response(reply.status, tuple(reply.raw_headers), reply, provider.idle_seconds)
+
+    async def _once(
+        self, provider: Provider, method: str, url: URL, headers: CIMultiDict[str], body: bytes
+    ) -> aiohttp.ClientResponse:
+        connection = _Connection()
+        try:
+            async with asyncio.timeout(provider.first_byte_seconds):
+                return await self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    data=body or None,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=provider.connect_seconds),
+                    trace_request_ctx=connection,
+                )
+        except aiohttp.ConnectionTimeoutError:
+            message = f"no connection to provider {provider.name} within {provider.connect_seconds:g} seconds"
+            raise UpstreamTimeout(message) from None
+        except TimeoutError:
+            message = f"provider {provider.name} did not answer within {provider.first_byte_seconds:g} seconds"
+            raise UpstreamTimeout(message) from None
+        except aiohttp.ClientConnectorError as error:
+            message = f"provider {provider.name} cannot be reached ({type(error).__name__})"
+            raise UpstreamUnreachable(message) from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if connection.reused:
+                raise _Stale from error
+            message = f"provider {provider.name} closed the connection without an answer"
+            raise UpstreamUnreachable(message) from None
+        except (aiohttp.ClientError, OSError) as error:
+            message = f"provider {provider.name} cannot be reached ({type(error).__name__})"
+            raise UpstreamUnreachable(message) from None
+
+    async def complete(
+        self, provider: Provider, path_after_v1: str, body: Any, headers: RawHeaders, timeout_seconds: float
+    ) -> tuple[int, bytes]:
+        """One private call, read whole, under one deadline. Raises as :meth:`send` does."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                data = json.dumps(body).encode("ascii")
+                response = await self.send(provider, "POST", path_after_v1, b"", headers, data)
+                try:
+                    return response.status, b"".join([chunk async for chunk in response.chunks()])
+                finally:
+                    response.close()
+        except TimeoutError:
+            message = f"no answer within {timeout_seconds:g} seconds"
+            raise UpstreamTimeout(message) from None
+
+
+class _Stale(Exception):
+    """A pooled connection was closed before a byte of the answer came."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What one call is told of its connection."""
+
+    reused: bool = False
+
+
+def _context(*, trace_request_ctx: Any) -> Any:
+    return trace_request_ctx
+
+
+async def _reused(
+    session: aiohttp.ClientSession, connection: Any, params: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    connection.reused = True
+
+
+def request_headers(
+    provider: Provider, headers: Iterable[tuple[bytes, bytes]], *, strip_credentials: bool, same_body: bool
+) -> RawHeaders:
+    """The client's headers as they go upstream.
+
+    Without hop-by-hop headers, those that must be set anew, and all ``x-compaction*``. The provider's own key replaces
+    the client's; with ``strip_credentials`` a client's key never goes upstream. ``same_body`` keeps the content encoding.
+    """
+    listed = list(headers)
+    dropped = _connection_names(listed) | _HOP_BY_HOP | _SET_ANEW
+    if not same_body:
+        dropped |= {b"content-encoding"}
+    if strip_credentials or provider.api_key is not None:
+        dropped |= _CREDENTIALS
+    own = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in provider.headers.items()}
+    kept = [
+        (name, value)
+        for name, value in listed
+        if name not in dropped and name not in own and not name.startswith(b"x-compaction")
+    ]
+    if provider.api_key is not None and b"authorization" not in own:
+        kept.append((b"authorization", b"Bearer " + provider.api_key.encode("latin-1", "replace")))
+    return (*kept, *own.items())
+
+
+def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The provider's headers as they reach the client: all but hop-by-hop."""
+    listed = [(name.lower(), value) for name, value in headers]
+    dropped = _connection_names(listed) | _HOP_BY_HOP
+    return [(name, value) for name, value in listed if name not in dropped]
+
+
+def credentials(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
+    """The headers that hold a client's credential."""
+    return tuple((name, value) for name, value in headers if name in _CREDENTIALS)
+
+
+def _connection_names(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    return frozenset(
+        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+    )
