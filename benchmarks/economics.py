@@ -29,7 +29,7 @@ from starlette.routing import Route
 from benchmarks import replay_sim
 from compaction_policies.measure import Units
 from compaction_proxy.app import create_app
-from compaction_proxy.config import load_text
+from compaction_proxy.demo.run import settings_of
 from compaction_proxy.serving import running
 from compaction_proxy.tokens import Counters
 
@@ -87,7 +87,7 @@ async def capture(preset: str, trigger: int, conversations: list[dict[str, Any]]
     units = Units if tiktoken else characters
     counters = Counters(by_characters=not tiktoken)
     async with running(recorder.app()) as upstream:
-        settings = load_text(CONFIG.format(upstream=upstream, preset=preset, trigger=trigger))
+        settings = settings_of(CONFIG.format(upstream=upstream, preset=preset, trigger=trigger))
         async with (
             running(create_app(settings, counters=counters, units=units)) as proxy,
             aiohttp.ClientSession() as client,

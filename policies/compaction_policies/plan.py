@@ -15,7 +15,7 @@ from compaction_policies.draft import Draft, Handle
 from compaction_policies.extractive import extractive
 from compaction_policies.frame import Frame, encode_message, render
 from compaction_policies.ledger import ledger
-from compaction_policies.measure import Limits, Units
+from compaction_policies.measure import Count, Limits, Units
 from compaction_policies.outcomes import Reason, Source
 from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOldPreserveRecent, Truncate
 from compaction_policies.prompts import TEMPLATE_VERSION
@@ -39,6 +39,7 @@ class Need:
     anchor: str
     max_tokens: int
     strategy: SummarizeOldPreserveRecent
+    count: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ def _planned(draft: Draft, before: int, goal: Goal, source: Source, *, degraded:
     if draft.summarize is not None and draft.summarize.summarizer == "model" and not degraded:
         known = _indices(base.told) if base is not None else frozenset()
         span = tuple(transcript.items[index] for index in gone if index not in known)
-        need = Need(span, "" if base is None else base.summary, draft.limits.summary, draft.summarize)
+        need = Need(span, "" if base is None else base.summary, draft.limits.summary, draft.summarize, draft.units.count)
     return Plan(
         transcript=transcript,
         policy=draft.policy,

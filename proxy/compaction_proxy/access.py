@@ -6,31 +6,12 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from compaction_proxy.config.settings import ClientKey, ServerSettings, is_loopback
 from compaction_proxy.errors import Forbidden, Unauthorized
 
 _Header = Callable[[str], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientKey:
-    """A key that the proxy hands out; ``policies``: which ones it may name, the first is its default; empty = any."""
-
-    name: str
-    key: str = field(repr=False)
-    policies: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AccessSettings:
-    """``tenant``: ``auto | credential | header:NAME | single``; ``trusted_proxies``: networks that may speak for clients."""
-
-    host: str
-    tenant: str = "auto"
-    admin_key: str | None = field(default=None, repr=False)
-    client_keys: tuple[ClientKey, ...] = ()
-    trusted_proxies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +22,7 @@ class Caller:
     key: ClientKey | None = None
 
 
-def caller(settings: AccessSettings, header: _Header, secret: bytes) -> Caller:
+def caller(settings: ServerSettings, header: _Header, secret: bytes) -> Caller:
     """Authenticate and name the tenant. Raises :class:`Unauthorized`.
 
     Args:
@@ -61,7 +42,7 @@ def credential_of(header: _Header) -> str | None:
     return header("x-api-key") or header("api-key") or None
 
 
-def client_key(settings: AccessSettings, credential: str | None) -> ClientKey | None:
+def client_key(settings: ServerSettings, credential: str | None) -> ClientKey | None:
     """The client key that was sent, ``None`` where none are configured. Raises :class:`Unauthorized`."""
     if not settings.client_keys:
         return None
@@ -77,7 +58,7 @@ def client_key(settings: AccessSettings, credential: str | None) -> ClientKey | 
 
 
 def _tenant(
-    settings: AccessSettings, header: _Header, credential: str | None, key: ClientKey | None, secret: bytes
+    settings: ServerSettings, header: _Header, credential: str | None, key: ClientKey | None, secret: bytes
 ) -> str:
     how = settings.tenant
     if how.startswith("header:"):
@@ -94,16 +75,6 @@ def _tenant(
 
 def _hash(value: str, secret: bytes) -> str:
     return hashlib.blake2b(value.encode("utf-8", "surrogateescape"), key=secret[:64], digest_size=16).hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or a bind host is this machine alone."""
-    if host in ("localhost", ""):
-        return host == "localhost"
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def client_address(peer: str, forwarded_for: str | None, trusted: Sequence[str]) -> str:
@@ -123,7 +94,7 @@ def _within(address: str, networks: Sequence[str]) -> bool:
     return any(parsed in ipaddress.ip_network(network, strict=False) for network in networks)
 
 
-def check_admin(settings: AccessSettings, header: _Header, peer: str) -> None:
+def check_admin(settings: ServerSettings, header: _Header, peer: str) -> None:
     """The admin paths: their own key, or this machine alone where there is none. Raises Unauthorized or Forbidden."""
     if settings.admin_key is not None:
         given = header("x-compaction-admin-key") or credential_of(header) or ""
@@ -135,13 +106,3 @@ def check_admin(settings: AccessSettings, header: _Header, peer: str) -> None:
     if not is_loopback(address) and address != "":
         message = "admin paths answer this machine alone while server.adminKey is not set"
         raise Forbidden(message)
-
-
-def open_relay_problem(host: str, provider_keys: bool, client_keys: bool, allow_anonymous: bool) -> str | None:
-    """Why a bind would lend a provider's key to everybody; ``None`` where it would not."""
-    if is_loopback(host) or not provider_keys or client_keys or allow_anonymous:
-        return None
-    return (
-        f"binding {host} would let anybody use the providers' apiKey; set server.clientKeys, bind 127.0.0.1, "
-        "or say server.allowAnonymous: true"
-    )

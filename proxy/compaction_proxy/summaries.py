@@ -56,13 +56,11 @@ class ModelSummarizer:
 
     Args:
         route: the model's provider, with the credential that this job may use.
-        count: tokens of a text, for the summary's budget.
         constraints: pinned lines, which stand beside the summary and need no place in it.
         window: the summarizer's context window in tokens, where known.
     """
 
     route: Route
-    count: Callable[[str], int]
     constraints: Sequence[str] = ()
     window: int | None = None
     _usage: list[int] = field(default_factory=lambda: [0, 0])
@@ -90,7 +88,7 @@ class ModelSummarizer:
                     template=strategy.template_name,
                 )
 
-            text = await self._text(messages, need.max_tokens, seconds)
+            text = await self._text(messages, need, seconds)
             if isinstance(text, Failed):
                 return text
             texts.append(text)
@@ -106,7 +104,7 @@ class ModelSummarizer:
                     template=strategy.template_name,
                 )
 
-            text = await self._text(merged, need.max_tokens, seconds)
+            text = await self._text(merged, need, seconds)
             if isinstance(text, Failed):
                 return text
             texts = [text]
@@ -117,19 +115,19 @@ class ModelSummarizer:
             return DEFAULT_INPUT_CHARS
         return max(4_000, int(CHARS_PER_TOKEN * INPUT_SHARE * (self.window - output_tokens)))
 
-    async def _text(self, messages: Callable[[bool], Any], max_tokens: int, seconds: float) -> str | Failed:
+    async def _text(self, messages: Callable[[bool], Any], need: Need, seconds: float) -> str | Failed:
         """One accepted text, from at most two calls."""
         shorter = False
         why = ""
         for attempt in (1, 2):
-            reply = await self._call(messages(shorter), max_tokens, seconds)
+            reply = await self._call(messages(shorter), need.max_tokens, seconds)
             if reply.status != 200:
                 why = reply.why or f"status {reply.status}"
                 if attempt == 2 or reply.status in _FINAL:
                     break
                 await asyncio.sleep(_RETRY_SECONDS * (1 + random.random()))
                 continue
-            answer = accept(_json(reply.body), self.count, max_tokens, last=attempt == 2)
+            answer = accept(_json(reply.body), need.count, need.max_tokens, last=attempt == 2)
             if isinstance(answer, Accepted):
                 return answer.text
             why = answer.why

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from compaction_proxy.config.settings import ProviderSettings
 from compaction_proxy.errors import UpstreamTimeout, UpstreamUnreachable
 
 HOP_HEADER = "x-compaction-hop"
@@ -25,24 +26,6 @@ _SET_ANEW = frozenset((b"host", b"content-length", b"expect"))
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """Where requests go, and how long to wait there. ``api_key`` and header values never show in ``repr``."""
-
-    name: str
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    connect_seconds: float = 10.0
-    first_byte_seconds: float = 600.0
-    idle_seconds: float = 600.0
-
-    def url(self, path_after_v1: str, query: bytes = b"") -> URL:
-        """``baseUrl`` is a prefix of what follows ``/v1``; escapes and query stay as they came."""
-        text = self.base_url.rstrip("/") + "/" + path_after_v1.lstrip("/")
-        return URL(f"{text}?{query.decode('latin-1')}" if query else text, encoded=True)
 
 
 @dataclass(slots=True)
@@ -83,7 +66,7 @@ class Upstream:
     """The pooled client. Open it inside the event loop that uses it."""
 
     def __init__(self) -> None:
-        tracing = aiohttp.TraceConfig(trace_config_ctx_factory=_context)
+        tracing = aiohttp.TraceConfig(trace_config_ctx_factory=_context)  # type: ignore[arg-type]
         tracing.on_connection_reuseconn.append(_reused)
         self._session = aiohttp.ClientSession(
             trace_configs=[tracing],
@@ -102,13 +85,19 @@ class Upstream:
         await self._session.close()
 
     async def send(
-        self, provider: Provider, method: str, path_after_v1: str, query: bytes, headers: RawHeaders, body: bytes
+        self,
+        provider: ProviderSettings,
+        method: str,
+        path_after_v1: str,
+        query: bytes,
+        headers: RawHeaders,
+        body: bytes,
     ) -> Response:
         """Forward a request. ``headers`` are final: see :func:`request_headers`.
 
         Raises :class:`UpstreamUnreachable` and :class:`UpstreamTimeout`.
         """
-        url = provider.url(path_after_v1, query)
+        url = target(provider, path_after_v1, query)
         sent = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
         try:
             reply = await self._once(provider, method, url, sent, body)
@@ -118,28 +107,28 @@ class Upstream:
             except _Stale as error:
                 message = f"provider {provider.name} closed the connection without an answer"
                 raise UpstreamUnreachable(message) from error
-        return Response(reply.status, tuple(reply.raw_headers), reply, provider.idle_seconds)
+        return Response(reply.status, tuple(reply.raw_headers), reply, provider.timeouts.idle_seconds)
 
     async def _once(
-        self, provider: Provider, method: str, url: URL, headers: CIMultiDict[str], body: bytes
+        self, provider: ProviderSettings, method: str, url: URL, headers: CIMultiDict[str], body: bytes
     ) -> aiohttp.ClientResponse:
         connection = _Connection()
         try:
-            async with asyncio.timeout(provider.first_byte_seconds):
+            async with asyncio.timeout(provider.timeouts.first_byte_seconds):
                 return await self._session.request(
                     method,
                     url,
                     headers=headers,
                     data=body or None,
                     allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=provider.connect_seconds),
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=provider.timeouts.connect_seconds),
                     trace_request_ctx=connection,
                 )
         except aiohttp.ConnectionTimeoutError:
-            message = f"no connection to provider {provider.name} within {provider.connect_seconds:g} seconds"
+            message = f"no connection to provider {provider.name} within {provider.timeouts.connect_seconds:g} seconds"
             raise UpstreamTimeout(message) from None
         except TimeoutError:
-            message = f"provider {provider.name} did not answer within {provider.first_byte_seconds:g} seconds"
+            message = f"provider {provider.name} did not answer within {provider.timeouts.first_byte_seconds:g} seconds"
             raise UpstreamTimeout(message) from None
         except aiohttp.ClientConnectorError as error:
             message = f"provider {provider.name} cannot be reached ({type(error).__name__})"
@@ -154,7 +143,7 @@ class Upstream:
             raise UpstreamUnreachable(message) from None
 
     async def complete(
-        self, provider: Provider, path_after_v1: str, body: Any, headers: RawHeaders, timeout_seconds: float
+        self, provider: ProviderSettings, path_after_v1: str, body: Any, headers: RawHeaders, timeout_seconds: float
     ) -> tuple[int, bytes]:
         """One private call, read whole, under one deadline. Raises as :meth:`send` does."""
         try:
@@ -191,8 +180,14 @@ async def _reused(
     connection.reused = True
 
 
+def target(provider: ProviderSettings, path_after_v1: str, query: bytes = b"") -> URL:
+    """``baseUrl`` is a prefix of what follows ``/v1``; escapes and query stay as they came."""
+    text = f"{provider.base_url.rstrip('/')}/{path_after_v1.lstrip('/')}"
+    return URL(f"{text}?{query.decode('latin-1')}" if query else text, encoded=True)
+
+
 def request_headers(
-    provider: Provider, headers: Iterable[tuple[bytes, bytes]], *, strip_credentials: bool, same_body: bool
+    provider: ProviderSettings, headers: Iterable[tuple[bytes, bytes]], *, strip_credentials: bool, same_body: bool
 ) -> RawHeaders:
     """The client's headers as they go upstream.
 

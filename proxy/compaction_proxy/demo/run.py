@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from compaction_proxy.app import create_app
-from compaction_proxy.config import load_text
+from compaction_proxy.config import Settings, load_settings
 from compaction_proxy.demo.model import Model
 from compaction_proxy.demo.script import ASKS, SYSTEM, TOOLS, run_tool
 from compaction_proxy.serving import running
@@ -72,7 +74,7 @@ async def demo(console: Console) -> int:
     model = Model(count)
     run = Run()
     async with running(model.app()) as model_address:
-        settings = load_text(CONFIG.format(model=model_address))
+        settings = settings_of(CONFIG.format(model=model_address))
         async with running(create_app(settings)) as proxy_address:
             console.print(f"A scripted model listens on {model_address}, the proxy on {proxy_address}.")
             console.print(f'The client is the openai SDK with base_url="{proxy_address}/v1"; nothing else changes.\n')
@@ -85,6 +87,14 @@ async def demo(console: Console) -> int:
             await client.close()
     report(console, model, run)
     return 0 if any(row.said.startswith("compacted") for row in run.rows) else 1
+
+
+def settings_of(text: str) -> Settings:
+    """The settings of a configuration that is no file yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "proxy.yaml"
+        file.write_text(text, encoding="utf-8")
+        return load_settings(file, {})
 
 
 async def conversation(client: openai.AsyncOpenAI, model: Model, run: Run) -> AsyncIterator[Row]:
