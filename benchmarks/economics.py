@@ -157,16 +157,18 @@ def score(recorder: Recorder, conversations: list[dict[str, Any]], trigger: int)
 
 
 def peak_ratio(conversation: dict[str, Any], captured: dict[int, Any], trigger: int) -> float:
-    """The largest forwarded array against what it may be: the trigger, or the newest group + 5,000 where that is larger."""
+    """The largest forwarded array as a multiple of the trigger; 1.1 stands for the largest newest group so far + 5,000
+    where that is more: such a group cannot be touched while it is the newest."""
+    messages = conversation["messages"]
     head = replay_sim.ntok(json.dumps(conversation["tools"], ensure_ascii=False)) if conversation.get("tools") else 0
-    worst = 0.0
-    for at, (messages, *_) in captured.items():
+    worst, largest = 0.0, 0
+    for at in sorted(captured):
         group = at - 1
-        while group > 0 and conversation["messages"][group]["role"] == "tool":
+        while group > 0 and messages[group]["role"] == "tool":
             group -= 1
-        newest = replay_sim.total(conversation["messages"][group:at]) + 5_000
-        size = head + replay_sim.total(messages)
-        worst = max(worst, size / trigger if newest / 1.1 <= trigger else size / newest * 1.1)
+        largest = max(largest, head + replay_sim.total(messages[group:at]))
+        bar = max(BARS["peak"] * trigger, largest + 5_000)
+        worst = max(worst, (head + replay_sim.total(captured[at][0])) / bar * BARS["peak"])
     return worst
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ from compaction_policies.measure import Count, Units
 from compaction_policies.succession import follows
 from compaction_proxy.catalogue import Catalogue
 from compaction_proxy.compaction import Compactor, Result
-from compaction_proxy.config.settings import Settings
+from compaction_proxy.config import Reload, Settings, Watcher
 from compaction_proxy.jobs import Jobs
 from compaction_proxy.logs import log_event
 from compaction_proxy.routes import Surface
@@ -43,8 +45,12 @@ class Proxy:
         counters: Counters | None = None,
         units: Callable[[Count], Units] = Units,
         telemetry: Telemetry | None = None,
+        config: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = settings
+        self._config = config
+        self._environment = environment or {}
         self._counters = counters
         self._units = units
         self._telemetry = telemetry
@@ -57,32 +63,54 @@ class Proxy:
             raise RuntimeError(message)
         return self._services
 
-    def use(self, settings: Settings) -> None:
-        """Replace the settings: providers, models and policies of the next request; the rest needs a restart."""
-        services = self.services()
-        services.settings = settings
-
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        async with opened(self._settings, self._counters, self._units, self._telemetry) as services:
+        async with opened(self._settings, self._counters, self._units, self._telemetry, self._environment) as services:
             self._services = services
-            yield
+            with self._watching(services):
+                yield
         self._services = None
+
+    @contextlib.contextmanager
+    def _watching(self, services: Services) -> Iterator[None]:
+        """Providers, models and policies of the next request follow their files, on change and on SIGHUP."""
+
+        def report(result: Reload) -> None:
+            for line in result.lines():
+                (log.error if result.problems else log.info)("%s", line)
+            services.settings = result.settings
+
+        watcher = Watcher(self._config, self._environment, self._settings, report)
+        watcher.start()
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: nobody sends it signals
+            loop.add_signal_handler(signal.SIGHUP, lambda: services.jobs.background(asyncio.to_thread(watcher.reload)))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(RuntimeError, ValueError):
+                loop.remove_signal_handler(signal.SIGHUP)
+            watcher.stop()
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    settings: Settings, counters: Counters | None, units: Callable[[Count], Units], telemetry: Telemetry | None
+    settings: Settings,
+    counters: Counters | None,
+    units: Callable[[Count], Units],
+    telemetry: Telemetry | None,
+    environment: Mapping[str, str],
 ) -> AsyncIterator[Services]:
     """Open the long-lived parts in order, and close them in the opposite one."""
-    counters = counters or Counters()
+    cache_dir = environment.get("TIKTOKEN_CACHE_DIR")
+    counters = counters or Counters(cache_dir=Path(cache_dir) if cache_dir else None)
     telemetry = telemetry or Telemetry(settings.telemetry)
     catalogue = Catalogue()
     await catalogue.load()
     kept = settings.store
     store = await open_store(
         str(kept.url),
-        state_dir=kept.state_dir or default_state_dir({}, Path.home()),
+        state_dir=kept.state_dir or default_state_dir(environment, Path.home()),
         ttl_seconds=kept.ttl_seconds,
         on_change=_store_changed,
     )
