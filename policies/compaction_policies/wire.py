@@ -23,7 +23,7 @@ _TEXT_SPACE = re.compile(r"[ \t\n\r]*")
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _arrays = msgspec.json.Decoder(list[msgspec.Raw])
 _values = msgspec.json.Decoder()
-_scan_once: Callable[[str, int], tuple[Any, int]] = make_scanner(JSONDecoder())
+_scan_once: Callable[[str, int], tuple[Any, int]] = make_scanner(JSONDecoder())  # type: ignore[arg-type]
 
 
 class Unreadable(ValueError):
