@@ -31,7 +31,7 @@ models:
 policies:
   demo:
     preset: coding-agent            # clear old tool results, then summarize; todo tools are left alone
-    thresholds: {{thresholdTokens: 9000}}
+    thresholds: {{thresholdTokens: 6000}}
 """
 
 SHOWN_MESSAGES = 14
@@ -55,7 +55,7 @@ class Run:
 
 
 def table(rows: list[Row], *, last: int | None = None) -> Table:
-    drawn = Table(title="one coding task through the proxy (threshold: 9,000 tokens)", title_justify="left")
+    drawn = Table(title="one coding task through the proxy (threshold: 6,000 tokens)", title_justify="left")
     for name in ("request", "client sent", "forwarded"):
         drawn.add_column(name, justify="right")
     drawn.add_column("outcome; reason")
