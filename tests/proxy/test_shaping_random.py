@@ -1,4 +1,4 @@
-"""Random clients against the real shaper on a memory store: whatever they do, no array is invalid and no summary is a stranger's."""
+"""Random clients against the real shaper: whatever they do, no array is invalid and no summary is a stranger's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+
 from compaction_policies.measure import Units
 from compaction_policies.plan import Need, Summary
 from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOldPreserveRecent, Thresholds, Truncate
@@ -35,7 +36,7 @@ class Scribe:
         if self.fails:
             return Failed("status 500")
         marks = MARK.findall(" ".join([need.anchor, *(item.text for item in need.items)]))
-        return Summary("## State\n" + " ".join(dict.fromkeys(marks))[: need.max_tokens * 3], "scribe")
+        return Summary("## State\n" + " ".join([*dict.fromkeys(marks)][: need.max_tokens // 3]), "scribe")
 
 
 class Client:
