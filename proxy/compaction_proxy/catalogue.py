@@ -1,6 +1,7 @@
 """What is publicly known about a model's size: read as a file from litellm's wheel, which is never imported.
 
-Importing litellm costs 2.4 s and 130 MB; its price map is one JSON file of 3.5 MB. An unknown model is ``None``, never a guess.
+Importing litellm costs 2.4 s and 130 MB; its price map is one JSON file of 3.5 MB.
+An unknown model is ``None``, never a guess.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Catalogue:
     _sizes: Mapping[str, ModelSize] = field(default_factory=dict)
 
     async def load(self) -> None:
-        """Reads the file in a thread. Where it is missing or unreadable the catalogue stays empty and one warning says so."""
+        """Reads the file in a thread. Where that fails the catalogue stays empty and one warning says so."""
         self._sizes = await asyncio.to_thread(self._read)
 
     def _read(self) -> Mapping[str, ModelSize]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from starlette.types import Send
 
@@ -102,8 +102,9 @@ def asked_mode(request: Request, policy: Policy) -> tuple[Mode, bool]:
         return policy.mode, False
     if said == "force":
         return "on", True
-    if said == "off" or said == "shadow" or said == "on":
-        return said, False
+    for mode in get_args(Mode):
+        if said == mode:
+            return mode, False
     message = f"x-compaction: '{said}' is not one of {', '.join(MODES)}"
     raise BadRequest(message, param="x-compaction")
 
@@ -200,7 +201,7 @@ class SummaryRoute:
     span: RequestSpan
 
     async def send(self, body: Mapping[str, Any], timeout_seconds: float) -> Reply:
-        call = self.span.client(self.provider, self.model, stream=False, summary=True)
+        call = self.span.client(self.provider, self.model, stream=False)
         headers = request_headers(self.provider, self.lent, strip_credentials=False, same_body=False)
         marked = (*headers, (b"content-type", b"application/json"), (HOP_HEADER.encode(), b"1"), *call.headers_out())
         try:

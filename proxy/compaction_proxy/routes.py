@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 CHAT_PATH = "/v1/chat/completions"
 MAX_PAGE = 1_000_000
 
-Endpoint = Callable[[Request, Send, Services], Awaitable[None]]
+Endpoint = Callable[[Request, Send, Services], Coroutine[Any, Any, None]]
 
 
 class Surface:

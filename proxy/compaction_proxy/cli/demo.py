@@ -16,7 +16,6 @@ def command() -> None:
     except ModuleNotFoundError as error:
         if error.name != "openai":
             raise
-        raise click.ClickException(
-            "the demonstration needs the openai SDK: pip install 'compaction-proxy[demo]'"
-        ) from None
+        message = "the demonstration needs the openai SDK: pip install 'compaction-proxy[demo]'"
+        raise click.ClickException(message) from None
     raise SystemExit(asyncio.run(demo(Console())))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 import uvicorn
-from compaction_proxy.logs import setup_logging
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from compaction_proxy import __version__
 from compaction_proxy.app import Proxy
 from compaction_proxy.config import ConfigError, Settings, find_config, load_settings, process_environment, with_address
+from compaction_proxy.logs import setup_logging
 from compaction_proxy.serving import server_config
 from compaction_proxy.store import EmbeddedServer, default_state_dir
 
@@ -51,18 +51,16 @@ def command(config: Path | None, host: str | None, port: int | None, workers: in
         raise SystemExit(2) from None
     for line in (*settings.warnings, *banner(settings, path, environment)):
         click.echo(line, err=True)
-    address = {"host": settings.server.host, "port": settings.server.port}
+    listen = functools.partial(server_config, host=settings.server.host, port=settings.server.port)
     if workers == 1:
-        uvicorn.Server(server_config(worker_app(path, host, port), **address)).run()
+        uvicorn.Server(listen(worker_app(path, host, port))).run()
         return
     if settings.store.scheme == "memory":
         click.echo("store memory:// is not shared: each worker keeps its own records", err=True)
     server = _embedded(settings, environment)
     try:
-        shared = server_config(
-            functools.partial(worker_app, path, host, port), factory=True, workers=workers, **address
-        )
-        Multiprocess(shared, target=uvicorn.Server(shared).run, sockets=[shared.bind_socket()]).run()
+        shared = listen(functools.partial(worker_app, path, host, port), factory=True, workers=workers)
+        Multiprocess(shared, sockets=[shared.bind_socket()]).run()
     finally:
         if server is not None:
             server.stop()

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 from rich.console import Console
@@ -127,7 +127,7 @@ async def stream(client: openai.AsyncOpenAI, messages: list[dict[str, Any]]) -> 
         stream=True,
     )
     text, calls = "", dict[int, dict[str, Any]]()
-    async for chunk in raw.parse():
+    async for chunk in cast(AsyncIterator[Any], raw.parse()):
         if not chunk.choices:
             continue
         delta = chunk.choices[0].delta
@@ -151,8 +151,8 @@ def report(console: Console, model: Model, run: Run) -> None:
     cached = sum(row.cached for row in run.rows)
     events = [row for row in run.rows if row.said.startswith("compacted")]
     console.print(
-        f"\n{len(run.rows)} requests, {len(events)} compactions, {model.summaries} summary calls. The client sent {sent:,} tokens, "
-        f"{forwarded:,} were forwarded: [bold]{1 - forwarded / sent:.0%} saved[/bold]; {cached / forwarded:.0%} of those "
+        f"\n{len(run.rows)} requests, {len(events)} compactions, {model.summaries} summary calls. The client sent {sent:,} "
+        f"tokens, {forwarded:,} were forwarded: [bold]{1 - forwarded / sent:.0%} saved[/bold]; {cached / forwarded:.0%} of those "
         "were a prefix that the provider had cached."
     )
     if not events:

@@ -1,0 +1,5 @@
+"""``python -m compaction_proxy``."""
+
+from compaction_proxy.cli import main
+
+main()
