@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from compaction_policies.dialects import openai_chat
 from compaction_policies.measure import Units
 from compaction_policies.plan import Need, Summary
 from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOldPreserveRecent, Thresholds, Truncate
+from compaction_policies.record import Record
 from compaction_policies.succession import follows
+from compaction_policies.view import applies
 from compaction_proxy.compaction import Compactor, Failed, Result
 from compaction_proxy.jobs import Jobs
 from compaction_proxy.shaping import Conversation, Shaped, Shaper
@@ -130,12 +133,12 @@ def valid(messages: list[dict[str, Any]]) -> bool:
     return not waiting
 
 
-def newest_group(messages: list[dict[str, Any]]) -> int:
-    """Index, behind the system prompt, at which the newest group starts: a record that reaches into it was passed over."""
-    at = len(messages) - 1
-    while messages[at]["role"] == "tool":
-        at -= 1
-    return at - 1
+def passed_over(record: Record | None, messages: list[dict[str, Any]]) -> bool:
+    """Whether a record could not be applied to an earlier request of its chain: then it comes back by rule."""
+    if record is None:
+        return False
+    body = json.dumps({"messages": messages}).encode()
+    return not applies(openai_chat.read(openai_chat.split(body), openai_chat.Memo()), record)
 
 
 def marks_of(messages: list[dict[str, Any]]) -> set[str]:
@@ -227,8 +230,8 @@ class World:
         assert "Old result of todo_write" not in json.dumps(forwarded), "a result of an excluded tool was cleared"
         before = self.last.get(number)
         if before is not None and not shaped.event and before[0] == sent[: len(before[0])]:
-            passed_over = shaped.record is not None and shaped.record.covers > newest_group(before[0])
-            assert passed_over or forwarded[: len(before[1])] == before[1], "the prefix changed without an event"
+            steady = forwarded[: len(before[1])] == before[1]
+            assert steady or passed_over(shaped.record, before[0]), "the prefix changed without an event"
         self.last[number] = (sent, forwarded)
 
     async def step(self) -> None:

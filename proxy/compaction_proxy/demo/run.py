@@ -159,20 +159,20 @@ def report(console: Console, model: Model, run: Run) -> None:
         return
     at = max(events, key=lambda row: row.sent - row.forwarded).number - 1
     console.print(f"\n[bold]Request {at + 1}, as the client sent it[/bold] ({run.rows[at].sent:,} tokens)")
-    console.print(outline(run.sent[at]), markup=False, highlight=False)
+    console.print(outline(run.sent[at], console.width), markup=False, highlight=False)
     console.print(f"\n[bold]and as the model got it[/bold] ({run.rows[at].forwarded:,} tokens)")
-    console.print(outline(model.forwarded[at]), markup=False, highlight=False)
+    console.print(outline(model.forwarded[at], console.width), markup=False, highlight=False)
 
 
-def outline(messages: list[dict[str, Any]]) -> str:
+def outline(messages: list[dict[str, Any]], width: int) -> str:
     """A line a message, the middle of long arrays left out."""
-    lines = []
+    lines, room = [], max(40, min(100, width - 14))
     for message in messages:
         calls = [
             f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
         ]
         said = " ".join(str(message.get("content") or " ".join(calls)).split())
-        lines.append(f"  {message['role']:<9} {said if len(said) <= 100 else said[:97] + '...'}")
+        lines.append(f"  {message['role']:<9} {said if len(said) <= room else said[: room - 3] + '...'}")
     if len(lines) > SHOWN_MESSAGES:
         half = SHOWN_MESSAGES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more messages ..."]
