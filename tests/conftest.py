@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from support.valkey import ValkeyServer
 
 

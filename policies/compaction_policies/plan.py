@@ -254,7 +254,9 @@ def _planned(draft: Draft, before: int, goal: Goal, source: Source, *, degraded:
     if draft.summarize is not None and draft.summarize.summarizer == "model" and not degraded:
         known = _indices(base.told) if base is not None else frozenset()
         span = tuple(transcript.items[index] for index in gone if index not in known)
-        need = Need(span, "" if base is None else base.summary, draft.limits.summary, draft.summarize, draft.units.count)
+        need = Need(
+            span, "" if base is None else base.summary, draft.limits.summary, draft.summarize, draft.units.count
+        )
     return Plan(
         transcript=transcript,
         policy=draft.policy,

@@ -236,7 +236,7 @@ class RequestSpan:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace_: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if error is not None:
             self._span.set_attribute("error.type", type(error).__name__)

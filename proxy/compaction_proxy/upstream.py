@@ -175,7 +175,7 @@ def _context(*, trace_request_ctx: Any) -> Any:
 
 
 async def _reused(
-    session: aiohttp.ClientSession, connection: Any, params: aiohttp.TraceConnectionReuseconnParams
+    session: aiohttp.ClientSession, connection: Any, _params: aiohttp.TraceConnectionReuseconnParams
 ) -> None:
     connection.reused = True
 

@@ -9,10 +9,38 @@ from compaction_proxy.config.report import closest
 from compaction_proxy.config.schema import Section, children, sections
 
 LATER_KEYS = frozenset(
-    "kickRatio hooks at digest recall readResultToolName usage rollout summaryBudget encryptionKey observationPatterns "
-    "patterns neverSummarize taskMap qualityGuard consolidation native thinking prices upstreamModel fallbacks "
-    "strictAlternation retries gateKeepaliveMs cacheTtlSeconds minIntervalMs summarizerMode summarizerFallbackModel "
-    "compact provider".split()
+    [
+        "kickRatio",
+        "hooks",
+        "at",
+        "digest",
+        "recall",
+        "readResultToolName",
+        "usage",
+        "rollout",
+        "summaryBudget",
+        "encryptionKey",
+        "observationPatterns",
+        "patterns",
+        "neverSummarize",
+        "taskMap",
+        "qualityGuard",
+        "consolidation",
+        "native",
+        "thinking",
+        "prices",
+        "upstreamModel",
+        "fallbacks",
+        "strictAlternation",
+        "retries",
+        "gateKeepaliveMs",
+        "cacheTtlSeconds",
+        "minIntervalMs",
+        "summarizerMode",
+        "summarizerFallbackModel",
+        "compact",
+        "provider",
+    ]
 )
 LATER_VALUES = frozenset({"custom", "anthropic", "litellm", "levels", "in-place"})
 NOT_AVAILABLE = "not available in this version"
@@ -54,7 +82,8 @@ _PERCENT = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*%$")
 
 def section_at(root: type[Section], loc: tuple[str | int, ...]) -> type[Section]:
     """The section that holds the last part of ``loc``, an error's place as pydantic gives it."""
-    section, candidates = root, (root,)
+    section = root
+    candidates: tuple[type[Section], ...] = (root,)
     for part in loc[:-1]:
         chosen = [c for c in candidates if part in (c.__name__, _kind(c))]
         if len(candidates) > 1 and chosen:

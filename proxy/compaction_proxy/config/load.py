@@ -32,7 +32,7 @@ from compaction_proxy.config.settings import (
 from compaction_proxy.config.validate import mark_of, text_at, validate
 
 BUILT_IN = "built-in"
-DEFAULT_PROVIDER = schema.Provider(baseUrl="https://api.openai.com/v1")
+DEFAULT_PROVIDER = schema.Provider.model_validate({"baseUrl": "https://api.openai.com/v1"})
 DEFAULT_POLICY = "default"
 FALLBACK_POLICY = "balanced"
 

@@ -91,7 +91,7 @@ def core_value(text: str) -> Core:
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own table
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
 
 def parse(data: bytes, file: str) -> tuple[Node | None, tuple[Problem, ...]]:

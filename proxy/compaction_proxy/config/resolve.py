@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
 from compaction_policies import policy as core
 from compaction_policies.prompts import TEMPLATE_VERSION
@@ -194,7 +195,9 @@ def build(name: str, model: schema.Policy) -> core.Policy:
 
 
 def _strategy(model: schema.Clear | schema.Summarize | schema.Truncate) -> core.Strategy:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in model.model_dump().items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in model.model_dump().items()
+    }
     match model:
         case schema.Clear():
             return core.ClearOldToolResults(**values)

@@ -104,7 +104,8 @@ class _Mapper:
                 return Problem(mark, path, str(error["msg"]))
             case kind if kind in _RANGE:
                 return Problem(mark, path, self._range(error, node, key))
-        return Problem(mark, path, self._expected(group, node, key, loc))
+            case _:
+                return Problem(mark, path, self._expected(group, node, key, loc))
 
     def _range(self, error: ErrorDetails, node: Node, key: str) -> str:
         bound = _RANGE[error["type"]].format(**error["ctx"])
