@@ -93,7 +93,11 @@ class Catalogue:
 
     async def load(self) -> None:
         """Reads the file in a thread. Where that fails the catalogue stays empty and one warning says so."""
-        self._sizes = await asyncio.to_thread(self._read)
+        await asyncio.to_thread(self.load_now)
+
+    def load_now(self) -> None:
+        """As :meth:`load`, where nothing else waits."""
+        self._sizes = self._read()
 
     def _read(self) -> Mapping[str, ModelSize]:
         try:
