@@ -104,7 +104,7 @@ async def opened(
     """Open the long-lived parts in order, and close them in the opposite one."""
     cache_dir = environment.get("TIKTOKEN_CACHE_DIR")
     counters = counters or Counters(cache_dir=Path(cache_dir) if cache_dir else None)
-    telemetry = telemetry or Telemetry(settings.telemetry)
+    telemetry = telemetry or Telemetry(settings.telemetry, environment)
     catalogue = Catalogue()
     await catalogue.load()
     kept = settings.store

@@ -59,6 +59,9 @@ INSTRUMENTS = {
     "gen_ai.client.operation.duration": ("s", "Duration of provider calls."),
 }
 
+CONTENT_CHARS = 8_000
+"""Of a summary, in a span, where ``telemetry.captureContent`` asks for it."""
+
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -143,6 +146,8 @@ class Telemetry:
             attributes=compaction_attributes(shaped, policy),
             start_time=end - int(shaped.seconds * 1e9),
         )
+        if self.capture_content and shaped.record is not None and shaped.record.body:
+            span.set_attribute("compaction.content", shaped.record.body[:CONTENT_CHARS])
         if shaped.reason in FAILED:
             span.set_status(Status(StatusCode.ERROR, shaped.reason))
         span.end(end)
