@@ -26,8 +26,8 @@ def problem(transcript: Transcript, record: Record, base: Record | None, policy:
     found = order_problem(transcript, pieces)
     if found is not None:
         return found
-    if sum(isinstance(piece, bytes) for piece in pieces) > len({op.item for op in record.ops}) + bool(record.synthetic):
-        return "more new messages than edits"
+    if sum(isinstance(piece, bytes) for piece in pieces) > bool(record.synthetic):
+        return "more than one new message"
     if record.synthetic:
         found = _message_problem(pieces[0])
         if found is not None:
@@ -48,12 +48,13 @@ def problem(transcript: Transcript, record: Record, base: Record | None, policy:
 def order_problem(transcript: Transcript, pieces: Sequence[Piece]) -> str | None:
     """Kept messages in order, the last message and the last user message untouched and in place."""
     kept = [piece for piece in pieces if isinstance(piece, int)]
-    if kept != sorted(set(kept)):
+    placed = [piece if isinstance(piece, int) else piece[0] for piece in pieces if not isinstance(piece, bytes)]
+    if placed != sorted(set(placed)):
         return "kept messages out of order"
     last = len(transcript.items) - 1
     if not pieces:
         return "nothing left"
-    if isinstance(pieces[-1], int) and pieces[-1] != last:
+    if not placed or placed[-1] != last or isinstance(pieces[-1], bytes):
         return "something stands behind the last message"
     last_user = transcript.last_user
     if last_user is not None and last_user not in kept:
@@ -62,7 +63,7 @@ def order_problem(transcript: Transcript, pieces: Sequence[Piece]) -> str | None
 
 
 def _message_problem(piece: Piece) -> str | None:
-    if isinstance(piece, int):
+    if not isinstance(piece, bytes):
         return "missing"
     try:
         message = wire.value_of(piece)

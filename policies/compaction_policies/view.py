@@ -14,8 +14,8 @@ from compaction_policies.measure import Units
 from compaction_policies.record import Op, Record, Segment
 from compaction_policies.transcript import Item, Transcript
 
-Piece: TypeAlias = int | bytes
-"""An item's index (its bytes as they came), or new bytes."""
+Piece: TypeAlias = int | tuple[int, bytes] | bytes
+"""An item's index (its bytes as they came), an edited item (its index and new bytes), or a new message's bytes."""
 
 
 def applies(transcript: Transcript, record: Record) -> bool:
@@ -67,7 +67,7 @@ def apply(transcript: Transcript, record: Record | None) -> tuple[Piece, ...]:
         if item.index in gone:
             continue
         ops = edits.get(item.index)
-        pieces.append(item.index if ops is None else edited(item, ops))
+        pieces.append(item.index if ops is None else (item.index, edited(item, ops)))
     pieces.extend(range(record.covers, len(transcript.items)))
     return tuple(pieces)
 

@@ -159,30 +159,31 @@ def read(request: ChatRequest, memo: Memo) -> Transcript:
     )
 
 
-def assemble(request: ChatRequest, head: int, pieces: Sequence[int | bytes]) -> bytes:
-    """The body to forward: the head, then the pieces: an item's index (its bytes as they came) or new bytes.
+def assemble(request: ChatRequest, head: int, pieces: Sequence[int | tuple[int, bytes] | bytes]) -> bytes:
+    """The body to forward: the head, then the pieces (see :data:`compaction_policies.view.Piece`).
 
-    Runs of untouched messages keep the client's own separators; a joint uses the client's first one.
+    Neighbours keep what the client wrote between them; a joint gets what stands between its first two messages.
     """
     body, messages = request.body, request.messages
-    separator = body[messages[0][1] : messages[1][0]] if len(messages) > 1 else b","
-    order: list[int | bytes] = [*range(head), *(at + head if isinstance(at, int) else at for at in pieces)]
-    out: list[bytes] = []
-    previous: int | None = None
-    for piece in order:
+    if not messages:
+        return body
+    joint = body[messages[0][1] : messages[1][0]] if len(messages) > 1 else b","
+    out: list[bytes] = [body[: messages[0][0]]]
+    last: int | None = None
+    for piece in (*range(-head, 0), *pieces):
+        index = None if isinstance(piece, bytes) else (piece if isinstance(piece, int) else piece[0]) + head
+        if len(out) > 1:
+            neighbours = index is not None and last is not None and index == last + 1
+            out.append(body[messages[index - 1][1] : messages[index][0]] if neighbours and index is not None else joint)
         if isinstance(piece, bytes):
-            out += (separator if out else b"", piece)
-            previous = None
-            continue
-        start, end = messages[piece]
-        if previous is not None and piece == previous + 1:
-            out.append(body[messages[previous][1] : end])
-        else:
-            out += (separator if out else b"", body[start:end])
-        previous = piece
-    lead = body[: messages[0][0]] if messages else body[: request.array[0] + 1]
-    tail = body[messages[-1][1] :] if messages else body[request.array[1] - 1 :]
-    return b"".join((lead, *out, tail))
+            out.append(piece)
+        elif isinstance(piece, int) and index is not None:
+            out.append(body[messages[index][0] : messages[index][1]])
+        elif isinstance(piece, tuple):
+            out.append(piece[1])
+        last = index
+    out.append(body[messages[-1][1] :])
+    return b"".join(out)
 
 
 _SEED_DIGEST = hashlib.blake2b(_SEED, digest_size=16).digest()

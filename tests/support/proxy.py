@@ -1,0 +1,113 @@
+"""A proxy for tests: from YAML text to an address, on a real socket, in this event loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from compaction_proxy.app import Proxy
+from compaction_proxy.config import load_settings
+from compaction_proxy.demo.run import settings_of
+from compaction_proxy.serving import running
+from compaction_proxy.telemetry import Telemetry
+from support.upstream import ScriptedUpstream
+
+BASIC = """\
+store: {{url: "{store}"}}
+providers:
+  main: {{kind: openai, baseUrl: "{upstream}/v1"{provider}}}
+models:
+  - {{match: "*", provider: main, policy: tested}}
+server: {{tenant: {tenant}{server}}}
+policies:
+  tested:
+    preset: {preset}
+    thresholds: {{thresholdTokens: {limit}, thresholdRatio: null}}
+{policy}
+"""
+
+
+def config(upstream: ScriptedUpstream, **given: Any) -> str:
+    """YAML of a proxy in front of ``upstream``; ``policy`` holds further lines of the policy, indented by four."""
+    known: dict[str, Any] = {
+        "store": "memory://",
+        "tenant": "single",
+        "preset": "balanced",
+        "limit": 2000,
+        "policy": "",
+        "provider": "",
+        "server": "",
+    }
+    return BASIC.format(upstream=upstream.address, **{**known, **given})
+
+
+@dataclass(slots=True)
+class Running:
+    """A running proxy and clients for it."""
+
+    address: str
+    http: aiohttp.ClientSession
+    proxy: Proxy
+
+    def sdk(self, key: str = "sk-client", **more: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.address}/v1", api_key=key, max_retries=0, **more)
+
+    async def post(
+        self, body: Any, headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
+    ) -> Answer:
+        """Send JSON (or raw bytes) and read the whole answer."""
+        sent = {"data": body} if isinstance(body, bytes) else {"json": body}
+        known = {"content-type": "application/json", "authorization": "Bearer sk-client", **(headers or {})}
+        async with self.http.post(self.address + path, headers=known, **sent) as reply:
+            return Answer(reply.status, dict(reply.headers), await reply.read())
+
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
+        async with self.http.get(self.address + path, headers=headers) as reply:
+            return Answer(reply.status, dict(reply.headers), await reply.read())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def said(self) -> str:
+        return self.headers.get("x-compaction", "")
+
+
+@contextlib.asynccontextmanager
+async def running_proxy(
+    text: str, *, exporter: SpanExporter | None = None, file: Path | None = None
+) -> AsyncIterator[Running]:
+    """Run a proxy on a free port. With ``file`` the text is written there and watched."""
+    if file is not None:
+        file.write_text(text, encoding="utf-8")
+    settings = settings_of(text) if file is None else load_settings(file, {})
+    telemetry = Telemetry(settings.telemetry, exporters=[exporter]) if exporter is not None else None
+    proxy = Proxy(settings, config=file, telemetry=telemetry)
+    async with running(proxy.app) as address, aiohttp.ClientSession() as http:
+        yield Running(address, http, proxy)
+
+
+async def until(predicate: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+    """Wait for a fact; fails after ``seconds``."""
+    import asyncio
+    import inspect
+
+    async with asyncio.timeout(seconds):
+        while True:
+            found = predicate()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(0.005)
