@@ -6,6 +6,8 @@ import json
 import logging
 from typing import Any, TextIO
 
+from compaction_proxy.relay import BrokenOff
+
 _events = logging.getLogger("compaction_proxy.events")
 
 
@@ -17,7 +19,14 @@ def setup_logging(stream: TextIO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("compaction_proxy").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    server = logging.getLogger("uvicorn.error")
+    server.setLevel(logging.WARNING)
+    server.addFilter(_no_aborts)
+
+
+def _no_aborts(record: logging.LogRecord) -> bool:
+    """An answer that broke off is raised through the server to abort the connection; it is no fault of ours."""
+    return not isinstance(record.exc_info, tuple) or record.exc_info[0] is not BrokenOff
 
 
 def log_event(event: str, **fields: Any) -> None:

@@ -6,6 +6,7 @@ One retry, on a pooled connection that turned out to be closed before a byte of 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from yarl import URL
 from compaction_proxy.config.settings import ProviderSettings
 from compaction_proxy.errors import UpstreamTimeout, UpstreamUnreachable
 
+LARGE_BODY_BYTES = 512 * 1024
+"""Larger bodies are written in pieces, so that the event loop gets its turn between them."""
 HOP_HEADER = "x-compaction-hop"
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
@@ -119,7 +122,7 @@ class Upstream:
                     method,
                     url,
                     headers=headers,
-                    data=body or None,
+                    data=(io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body) or None,
                     allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=provider.timeouts.connect_seconds),
                     trace_request_ctx=connection,

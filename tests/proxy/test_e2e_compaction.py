@@ -236,9 +236,7 @@ async def test_a_small_window_with_an_output_limit_as_large_compacts_sensibly() 
     upstream = ScriptedUpstream()
     async with (
         upstream.running(),
-        running_proxy(
-            config(upstream, limit=120000).replace("policy: tested}", "policy: tested, contextWindow: 4096}")
-        ) as proxy,
+        running_proxy(config(upstream, limit=120000, window=4096)) as proxy,
     ):
         chat: list[Message] = []
         events = 0

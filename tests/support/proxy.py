@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 from opentelemetry.sdk.trace.export import SpanExporter
+from yarl import URL
 
 from compaction_proxy.app import Proxy
 from compaction_proxy.config import load_settings
@@ -24,7 +26,7 @@ store: {{url: "{store}"}}
 providers:
   main: {{kind: openai, baseUrl: "{upstream}/v1"{provider}}}
 models:
-  - {{match: "*", provider: main, policy: tested}}
+  - {{match: "*", provider: main, policy: tested, contextWindow: {window}}}
 server: {{tenant: {tenant}{server}}}
 policies:
   tested:
@@ -41,6 +43,7 @@ def config(upstream: ScriptedUpstream, **given: Any) -> str:
         "tenant": "single",
         "preset": "balanced",
         "limit": 2000,
+        "window": "null",
         "policy": "",
         "provider": "",
         "server": "",
@@ -63,13 +66,13 @@ class Running:
         self, body: Any, headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
     ) -> Answer:
         """Send JSON (or raw bytes) and read the whole answer."""
-        sent = {"data": body} if isinstance(body, bytes) else {"json": body}
+        sent: Any = {"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         known = {"content-type": "application/json", "authorization": "Bearer sk-client", **(headers or {})}
-        async with self.http.post(self.address + path, headers=known, **sent) as reply:
+        async with self.http.post(URL(self.address + path, encoded=True), headers=known, **sent) as reply:
             return Answer(reply.status, dict(reply.headers), await reply.read())
 
     async def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
-        async with self.http.get(self.address + path, headers=headers) as reply:
+        async with self.http.get(URL(self.address + path, encoded=True), headers=headers) as reply:
             return Answer(reply.status, dict(reply.headers), await reply.read())
 
 

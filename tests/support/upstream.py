@@ -36,7 +36,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class Reply:
-    """``chunks``: bytes to send, events to wait for, or :data:`CUT`; ``None`` = never answer."""
+    """``chunks``: bytes to send, events to wait for, or :data:`CUT`; ``None`` = never answer; status 0 = hang up at once."""
 
     status: int = 200
     headers: Sequence[tuple[str, str]] = (("content-type", "application/json"),)
@@ -137,10 +137,14 @@ class ScriptedUpstream:
 
     async def _send(self, reply: Reply, writer: asyncio.StreamWriter, gone: asyncio.Future[bytes]) -> bool:
         chunks = list(reply.chunks or ())
+        if reply.status == 0:
+            writer.transport.abort()
+            return False
         head = [f"HTTP/1.1 {reply.status} X", *(f"{name}: {value}" for name, value in reply.headers)]
-        if reply.length:
+        declared = any(name == "content-length" for name, _ in reply.headers)
+        if reply.length and not declared:
             head.append(f"content-length: {sum(len(c) for c in chunks if isinstance(c, bytes))}")
-        else:
+        elif not declared:
             head.append("transfer-encoding: chunked")
         writer.write(("\r\n".join(head) + "\r\n\r\n").encode("latin-1"))
         for piece in chunks:
