@@ -137,7 +137,7 @@ async def opened(
         await upstream.close()
         await store.close()
         counters.close()
-        telemetry.shutdown()
+        await asyncio.to_thread(telemetry.shutdown)
 
 
 def create_app(settings: Settings, **parts: object) -> Starlette:
