@@ -36,7 +36,7 @@ _HIDDEN_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _MEDIA_KINDS = {"image_url": "image", "image": "image", "input_audio": "audio", "audio": "audio", "file": "file"}
 _FAILED = re.compile(
     r"\s*(?:\[?\"?(?:error|exception|fatal|failed|failure)\b|traceback \(most recent call last\)|<(?:tool_use_)?error>"
-    r"|\{\s*\"(?:error|is_error|isError)\"\s*:\s*(?!null|false|\"\"))"
+    r"|\{\s*\"(?:error|is_error|isError)\"\s*:(?!\s*(?:null|false|\"\")))"
     r"|(?:.{0,80}\b(?:command failed|exit(?:ed with)? (?:code|status):? ?[1-9]))",
     re.IGNORECASE,
 )
