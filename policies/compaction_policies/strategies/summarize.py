@@ -9,7 +9,7 @@ from compaction_policies.draft import Draft
 from compaction_policies.policy import SummarizeOldPreserveRecent
 from compaction_policies.protect import excluded_group
 
-FRAME_TOKENS = 220
+FRAME_TOKENS = 180
 """An upper bound of the fixed words of the synthetic message."""
 
 
