@@ -118,9 +118,9 @@ async def test_a_dead_holders_lock_expires(store: Store) -> None:
 
 
 async def test_a_live_holder_keeps_its_lock(store: Store) -> None:
-    async with Lock(store, "t:lock", ttl_ms=200, renew_seconds=0.02) as lock:
+    async with Lock(store, "t:lock", ttl_ms=1_000, renew_seconds=0.05) as lock:
         assert lock.held
-        await store.put("t:clock", b"1", 0.4)  # twice the lock's lifetime
+        await store.put("t:clock", b"1", 2.0)  # twice the lock's lifetime
         await eventually(lambda: _equals(store, ["t:clock"], [None]))
         assert lock.held
         async with Lock(store, "t:lock") as second:

@@ -134,7 +134,7 @@ def test_a_dead_collector_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
     started = time.monotonic()
     for _ in range(50):
         one_request(telemetry)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
     telemetry.shutdown()
     assert time.monotonic() - started < 20
 
