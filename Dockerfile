@@ -25,8 +25,8 @@ ENV PATH=/opt/venv/bin:$PATH \
     MALLOC_TRIM_THRESHOLD_=268435456 \
     MALLOC_TOP_PAD_=16777216
 COPY --from=build /opt/venv /opt/venv
-RUN useradd --system --uid 10001 --no-create-home proxy \
-    && install -d -o proxy -g proxy -m 0700 /var/lib/compaction-proxy
+RUN useradd --system --uid 10001 --no-create-home compaction \
+    && install -d -o compaction -g compaction -m 0700 /var/lib/compaction-proxy
 USER 10001
 VOLUME /var/lib/compaction-proxy
 EXPOSE 8787
