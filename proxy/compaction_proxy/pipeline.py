@@ -18,7 +18,7 @@ from compaction_proxy.access import Caller, caller
 from compaction_proxy.config.settings import ProviderSettings
 from compaction_proxy.errors import BadRequest, LoopDetected, UpstreamError
 from compaction_proxy.http import Request
-from compaction_proxy.relay import Relayed, relay
+from compaction_proxy.relay import Relayed, find_usage, relay
 from compaction_proxy.routing import Destination, destination
 from compaction_proxy.services import Services
 from compaction_proxy.session import BODY_FIELDS, identify
@@ -38,10 +38,13 @@ async def chat(request: Request, send: Send, services: Services, span: RequestSp
     who = caller(services.settings.server, request.header, await tenant_secret(services))
     body = Body.of(request)
     where = destination(services.settings, body.model, request.header("x-compaction-policy"), who.key)
-    shaped = await shape(request, body, who, where, services, span)
+    named = where.policy.session
+    session = identify(request.header, body.session_fields(), named.headers, named.body_fields)
+    shaped = await shape(request, body, who, where, session, services, span)
     relayed = Relayed()
     overhead = time.monotonic() - started
-    call = span.client(where.provider, body.model, stream=body.stream, compacted=shaped.record is not None)
+    compacted = shaped.record is not None
+    call = span.client(where.provider, body.model, stream=body.stream, compacted=compacted, session=session)
     try:
         response = await forward(request, shaped, where.provider, services, call.headers_out())
         await relay(response, send, response_headers(shaped), relayed)
@@ -113,7 +116,13 @@ def asked_mode(request: Request, policy: Policy) -> tuple[Mode, bool]:
 
 
 async def shape(
-    request: Request, body: Body, who: Caller, where: Destination, services: Services, span: RequestSpan
+    request: Request,
+    body: Body,
+    who: Caller,
+    where: Destination,
+    session: str | None,
+    services: Services,
+    span: RequestSpan,
 ) -> Shaped:
     """What goes upstream in place of the client's array."""
     mode, force = asked_mode(request, where.policy)
@@ -125,8 +134,6 @@ async def shape(
     if request.body is None:
         return unchanged("unreadable", detail="content encoding")
     policy = replace(where.policy, mode=mode)
-    sources = policy.session
-    session = identify(request.header, body.session_fields(), sources.headers, sources.body_fields)
     conversation = Conversation(
         body=request.body,
         model=body.model,
@@ -208,7 +215,7 @@ class SummaryRoute:
             status, data = await self.services.upstream.complete(self.provider, CHAT, body, marked, timeout_seconds)
         except UpstreamError as error:
             call.failed(error)
-            return Reply(0, b"", error.code)
-        finally:
             call.end()
+            return Reply(0, b"", error.code)
+        call.end(status=status, usage=find_usage(data))
         return Reply(status, data)

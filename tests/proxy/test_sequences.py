@@ -312,11 +312,11 @@ def test_a_late_result_of_a_replaced_call_sends_no_orphan() -> None:
         event = await bench.send(chat)
         assert event.event
         assert event.record.summarized_to > 3
-        late = [*chat, pair[2]]
-        sent = await bench.send(late)
-        calls = {call["id"] for message in sent.messages for call in message.get("tool_calls") or ()}
-        results = {message["tool_call_id"] for message in sent.messages if message["role"] == "tool"}
-        assert results <= calls
+        for more in ([], [assistant(90), user(91)]):
+            sent = await bench.send([*chat, pair[2], *more])
+            calls = {call["id"] for message in sent.messages for call in message.get("tool_calls") or ()}
+            results = {message["tool_call_id"] for message in sent.messages if message["role"] == "tool"}
+            assert results <= calls
 
     asyncio.run(play())
 
