@@ -181,7 +181,14 @@ def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | 
     parent = "" if base is None else base.id
     record = Record(
         id=record_id(
-            plan.policy.name, plan.policy.epoch, parent, plan.chain, plan.cut, plan.ops, degraded=plan.degraded
+            plan.policy.name,
+            plan.policy.epoch,
+            parent,
+            plan.chain,
+            plan.cut,
+            plan.ops,
+            plan.kept,
+            degraded=plan.degraded,
         ),
         policy=plan.policy.name,
         revision=plan.policy.revision,

@@ -68,20 +68,20 @@ def protected(
     for group in reversed(transcript.groups):
         if group.start >= before or not _visible(group, base):
             continue
-        first = transcript.items[group.start]
         size = sum(sizes[group.start : group.end])
-        if group.start == last_user:
-            kept.add(group.start)
+        if last_user is not None and last_user in group:
+            kept.update(range(group.start, group.end))
             total += size
             continue
-        if first.role != "system" and not excluded_group(transcript, group, patterns):
+        system = [item.index for item in transcript.items[group.start : group.end] if item.role == "system"]
+        if not system and not excluded_group(transcript, group, patterns):
             continue
         if room is None or size <= room:
             kept.update(range(group.start, group.end))
             total += size
             room = None if room is None else room - size
-        elif first.role == "system":
-            told.append(group.start)
+        else:
+            told += system
     told += [
         index
         for index in _swallowed_system(transcript, base)

@@ -97,11 +97,22 @@ class Record:
 
 
 def record_id(
-    policy: str, epoch: int, parent: str, chain: bytes, summarized_to: int, ops: tuple[Op, ...], *, degraded: bool
+    policy: str,
+    epoch: int,
+    parent: str,
+    chain: bytes,
+    summarized_to: int,
+    ops: tuple[Op, ...],
+    kept: tuple[int, ...],
+    *,
+    degraded: bool,
 ) -> str:
-    """The id of a record: equal plans have equal ids, whoever makes them, so that the first writer wins."""
+    """The id of a record: equal plans have equal ids, whoever makes them, so that the first writer wins.
+
+    What it keeps is part of the plan: two requests that share the covered items may differ in their last user message.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    parts: list[object] = [policy, epoch, parent, chain.hex(), summarized_to, degraded]
+    parts: list[object] = [policy, epoch, parent, chain.hex(), summarized_to, list(kept), degraded]
     parts.extend((op.item, op.part, op.kind) for op in ops)
     digest.update(msgspec.json.encode(parts))
     return digest.hexdigest()

@@ -62,7 +62,14 @@ def rebase(new: Record, active: Record, transcript: Transcript) -> Record | None
     rebased = replace(
         new,
         id=record_id(
-            new.policy, new.epoch, active.id, transcript.chain[covers], new.summarized_to, merged, degraded=new.degraded
+            new.policy,
+            new.epoch,
+            active.id,
+            transcript.chain[covers],
+            new.summarized_to,
+            merged,
+            new.kept,
+            degraded=new.degraded,
         ),
         parent=active.id,
         generation=active.generation + 1,

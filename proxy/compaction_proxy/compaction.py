@@ -265,8 +265,9 @@ class Compactor:
                 work.passed,
             )
             if isinstance(reply, Committed):
-                mine = reply.record
-                return Result(mine, reason, event=True)
+                if not applies(work.transcript, reply.record):
+                    return Result(work.base, "no-progress", detail="discarded")
+                return Result(reply.record, reason, event=True)
             active = reply.best
             if not applies(work.transcript, active):
                 return Result(work.base, "no-progress", detail="discarded")

@@ -238,12 +238,9 @@ class Shaper:
                 view_tokens, work.transcript, result.record, work.units
             )
         shaped = self._sticky(progress, work.scope, result.reason)
-        return replace(
-            shaped,
-            outcome=result.outcome if shaped.reason != "invariant-failed" else shaped.outcome,
-            source=decision.source,
-            detail=result.detail,
-        )
+        if shaped.reason == "invariant-failed":
+            return replace(shaped, source=decision.source)
+        return replace(shaped, outcome=result.outcome, source=decision.source, detail=result.detail)
 
     def _sticky(self, progress: _Progress, scope: Scope, reason: Reason) -> Shaped:
         """The view of the active record, checked; the client's own bytes where there is none or the check fails."""

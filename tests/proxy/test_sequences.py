@@ -395,3 +395,51 @@ def test_truncate_runs_only_above_the_limit_and_carries_what_it_drops() -> None:
         assert sent.messages[-1] == user(90)
 
     asyncio.run(play())
+
+
+def test_an_event_that_frees_little_is_not_repeated_on_every_request() -> None:
+    async def play() -> None:
+        keep = ClearOldToolResults(clear_at_least=50, keep_tool_uses=9, clear_tool_inputs=False)
+        bench = Bench(make_policy(1_000, (keep,)))
+        chat = [user(0), *loop(1, 10, 100)]
+        events = 0
+        for number in range(20, 50):
+            chat = [*chat, *step(number, 100)]
+            sent = await bench.send(chat)
+            events += sent.event
+            assert (sent.shaped.tokens_after or 0) > 900
+        assert 5 <= events <= 16
+
+    asyncio.run(play())
+
+
+def test_a_user_message_inside_a_broken_run_is_never_hidden() -> None:
+    """A result that came after the next user message: the run from its call to it holds the user's words."""
+
+    async def play() -> None:
+        bench = Bench()
+        pair = step(1, 60, count=2)
+        chat = [user(0), pair[0], pair[1], user(2), pair[2], *loop(3, 12)]
+        sent = await bench.send(chat)
+        assert sent.event
+        assert user(2) in sent.messages
+        later = [*chat[:4], {"role": "system", "content": "RULE"}, *chat[4:], user(90), *loop(91, 8)]
+        again = await bench.send(later)
+        assert again.event
+        assert "RULE" in json.dumps(again.messages)
+
+    asyncio.run(play())
+
+
+def test_requests_that_share_the_covered_items_but_not_the_last_user_message_get_records_of_their_own() -> None:
+    async def play() -> None:
+        bench = Bench()
+        chat = [user(0), *loop(1, 9, 120)]
+        first = await bench.send([*chat, user(90)])
+        assert first.event
+        assert 0 not in first.record.kept
+        forced = await bench.send([*chat, assistant(91)], force=True)
+        assert user(0) in forced.messages, "the task is still an original"
+        assert (await bench.send([*chat, user(90)])).record.id == first.record.id
+
+    asyncio.run(play())

@@ -212,7 +212,11 @@ def _item(index: int, raw: bytes, said: Parsed, fingerprint: bytes, calls: tuple
 def _parsed(raw: bytes, memo: Memo) -> Parsed:
     known = memo.get(raw)
     if known is None:
-        known = _parse(raw)
+        try:
+            known = _parse(raw)
+        except RecursionError:
+            message = "a message nested too deeply"
+            raise wire.Unreadable(message) from None
         memo.put(raw, known)
     return known
 
@@ -491,7 +495,8 @@ def _schemas(request: ChatRequest) -> tuple[str, ...]:
 
 def _tool_names(request: ChatRequest) -> frozenset[str]:
     names: set[str] = set()
-    for tool in request.field("tools") or ():
+    tools = request.field("tools")
+    for tool in tools if isinstance(tools, list) else ():
         inner = tool.get("function", tool.get("custom")) if isinstance(tool, dict) else None
         if isinstance(inner, dict) and isinstance(inner.get("name"), str):
             names.add(inner["name"])

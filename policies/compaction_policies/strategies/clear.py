@@ -74,7 +74,7 @@ def _moves(draft: Draft, strategy: ClearOldToolResults, result: Item) -> list[tu
         moves.append((result, content, _placeholder(draft, strategy, result, content)))
     owner = draft.transcript.items[draft.transcript.group_at(result.index).start]
     call = next((call for call in owner.calls if call.result == result.index), None)
-    if call is None or not _clears_inputs(strategy, call.name):
+    if call is None or owner.role != "assistant" or not _clears_inputs(strategy, call.name):
         return moves
     arguments = owner.part(call.part)
     if arguments is not None and draft.kind_at(owner.index, call.part) == "keep":

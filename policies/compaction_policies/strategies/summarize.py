@@ -111,12 +111,12 @@ class _Before:
             bounded = shielded if limits.protected is None else min(shielded, 2 * limits.protected)
             self._bounds.append(bounded + min(users, limits.carried) + last_user_tokens)
             size = sum(draft.sizes[group.start : group.end])
-            first = transcript.items[group.start]
-            if group.start == last_user:
+            roles = {item.role for item in transcript.items[group.start : group.end]}
+            if last_user is not None and last_user in group:
                 last_user_tokens = size
-            elif first.role == "user":
+            elif "user" in roles:
                 users += size
-            elif first.role == "system" or excluded_group(
+            elif "system" in roles or excluded_group(
                 transcript, group, (*draft.policy.exclude_tools, *strategy.exclude_tools)
             ):
                 shielded += size
