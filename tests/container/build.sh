@@ -30,7 +30,7 @@ ln -sf python3 "$work/root/usr/bin/python"
 rm -f "$work"/root/usr/lib/python3*/EXTERNALLY-MANAGED
 cp /etc/resolv.conf "$work/root/etc/resolv.conf"
 [ -d /etc/ssl/certs ] && cp -rL /etc/ssl/certs/. "$work/root/etc/ssl/certs/" 2> /dev/null || true
-for file in /etc/pip.conf /etc/xdg/pip/pip.conf /root/.config/pip/pip.conf; do
+for file in /etc/pip.conf /etc/xdg/pip/pip.conf "$HOME/.config/pip/pip.conf"; do
     [ -e "$file" ] && install -D "$file" "$work/root/etc/pip.conf"
 done
 c=$(buildah "${roots[@]}" from scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 from collections import Counter
@@ -40,11 +41,11 @@ def mutated(rng: random.Random, messages: list[Any]) -> list[Any]:
         at, what = rng.randrange(len(messages)), rng.random()
         message = messages[at]
         if what < 0.5 and isinstance(message, dict):
-            message[rng.choice(KEYS)] = rng.choice(JUNK)
+            message[rng.choice(KEYS)] = copy.deepcopy(rng.choice(JUNK))
         elif what < 0.6 and isinstance(message, dict) and message:
             message.pop(rng.choice(list(message)))
         elif what < 0.7:
-            messages[at] = rng.choice(JUNK)
+            messages[at] = copy.deepcopy(rng.choice(JUNK))
         elif what < 0.8:
             messages.insert(at, json.loads(json.dumps(rng.choice(messages))))
         elif what < 0.9:
