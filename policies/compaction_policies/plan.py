@@ -141,20 +141,20 @@ def last_plan(
     result, then an extractive summary, then drop the oldest groups and shorten the newest results."""
     draft = Draft.start(transcript, policy, units, limits, base, handle)
     before = draft.tokens()
-    hard = limits.hard if limits.hard is not None else (limits.limit or 0)
-    goal = min(hard, (limits.limit or hard) - limits.rearm)
+    hard = limits.hard
+    goal = min(limit - limits.rearm for limit in (limits.limit, hard) if limit is not None)
     clearing = next((s for s in policy.strategies if isinstance(s, ClearOldToolResults)), ClearOldToolResults())
     clear(draft, clearing, keep_tool_uses=1, at_least=1)
     if draft.tokens() > goal:
         found = next((s for s in policy.strategies if isinstance(s, SummarizeOldPreserveRecent)), None)
         summarize(draft, found or SummarizeOldPreserveRecent(), forced=True)
-    if draft.tokens() > hard and policy.last_resort == "truncate":
+    if hard is not None and draft.tokens() > hard and policy.last_resort == "truncate":
         truncate(draft, limits.target, _with_synthetic, Truncate())
-        if draft.tokens() > hard:
-            shorten_newest(draft, goal)
+        for size in (goal, hard):
             if draft.tokens() > hard:
-                shorten_newest(draft, hard)
-    if not draft.used or draft.tokens() > hard or draft.tokens() >= before:
+                shorten_newest(draft, size)
+    still_too_large = hard is not None and draft.tokens() > hard
+    if not draft.used or still_too_large or draft.tokens() >= before:
         return NoPlan("irreducible")
     return _planned(draft, before, "hard", source, degraded=True)
 
