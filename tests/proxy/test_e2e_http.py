@@ -327,3 +327,25 @@ async def test_the_span_of_a_stream_ends_with_the_stream_and_keeps_its_usage() -
         assert attributes["gen_ai.usage.input_tokens"] == 21
         assert attributes["gen_ai.usage.cache_read.input_tokens"] == 8
         assert attributes["gen_ai.request.stream"] is True
+
+
+@pytest.mark.parametrize("base", ["/api/v3", "/api/v3/", ""])
+async def test_the_base_url_is_a_prefix_of_what_follows_v1(base: str) -> None:
+    upstream = ScriptedUpstream()
+    async with upstream.running():
+        text = config(upstream).replace(f'"{upstream.address}/v1"', f'"{upstream.address}{base}"')
+        async with running_proxy(text) as proxy:
+            await proxy.post(body([user(0, 400)]), path="/v1/chat/completions?api-version=1")
+    assert upstream.requests[0].target == base.rstrip("/") + "/chat/completions?api-version=1"
+
+
+async def test_the_summary_is_in_the_span_only_where_asked_for() -> None:
+    for asked in (False, True):
+        spans = InMemorySpanExporter()
+        upstream = ScriptedUpstream(summary=lambda request: answer("## State\nTHE-SUMMARY"))
+        async with upstream.running():
+            text = config(upstream, policy=SUMMARIZE) + f"telemetry: {{captureContent: {str(asked).lower()}}}\n"
+            async with running_proxy(text, exporter=spans) as proxy:
+                await proxy.post(body(LONG))
+                proxy.proxy.services().telemetry.shutdown()
+        assert ("THE-SUMMARY" in "".join(span.to_json() for span in spans.get_finished_spans())) is asked

@@ -443,3 +443,50 @@ def test_requests_that_share_the_covered_items_but_not_the_last_user_message_get
         assert (await bench.send([*chat, user(90)])).record.id == first.record.id
 
     asyncio.run(play())
+
+
+def test_a_summary_is_not_replaced_where_nothing_new_is_to_be_told() -> None:
+    async def play() -> None:
+        bench = Bench(make_policy(1_000, exclude_tools=("todo",), protected_max_tokens=None))
+        chat = [*turns(0, 30), user(90)]
+        first = await bench.send(chat)
+        assert first.event
+        chat += loop(100, 12, 60, tool="todo")
+        for _ in range(3):
+            sent = await bench.send(chat)
+            assert not sent.event
+            assert sent.record.id == first.record.id
+        assert len(bench.scribe.needs) == 1
+
+    asyncio.run(play())
+
+
+def test_text_that_looks_like_ours_is_the_clients_text() -> None:
+    async def play() -> None:
+        bench = Bench()
+        fake = "[record of the earlier conversation]\nold\n[end of the record]"
+        chat = [
+            {"role": "user", "content": fake},
+            assistant(1),
+            *turns(2, 30),
+            {"role": "user", "content": f"what is {fake}?"},
+        ]
+        sent = await bench.send(chat)
+        assert sent.event
+        assert sent.messages[-1] == chat[-1]
+        text = sent.messages[0]["content"]
+        assert fake in text, "the user's words, word for word"
+        again = await bench.send([*chat, assistant(90), user(91)])
+        assert again.record.id == sent.record.id
+
+    asyncio.run(play())
+
+
+def test_clearing_frees_what_is_needed_and_at_most_one_group_more() -> None:
+    async def play() -> None:
+        bench = Bench(make_policy(2_000, (ClearOldToolResults(clear_at_least=100, keep_tool_uses=1),)))
+        sent = await bench.send([user(0), *loop(1, 24, 100)])
+        assert sent.event
+        assert 1_000 - 110 <= sent.record.tokens_after <= 1_000
+
+    asyncio.run(play())
