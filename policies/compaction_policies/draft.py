@@ -12,6 +12,7 @@ from typing import Literal
 
 from compaction_policies.carry import Carried, carried_candidates, carry
 from compaction_policies.measure import Limits, Units
+from compaction_policies.outcomes import Source
 from compaction_policies.policy import Policy, SummarizeOldPreserveRecent
 from compaction_policies.protect import Protected, protected
 from compaction_policies.record import STRENGTH, Op, OpKind, Record
@@ -20,6 +21,25 @@ from compaction_policies.view import hidden, value_text
 
 Handle = Callable[[bytes], str]
 """The handle under which a replaced original is stored: a keyed hash of tenant and bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a plan is made for.
+
+    Args:
+        base: the active record of this chain, applicable to this request.
+        source: ``manual`` ignores thresholds and floors, and still only shrinks.
+        handle: names a replaced original.
+    """
+
+    transcript: Transcript
+    policy: Policy
+    units: Units
+    limits: Limits
+    base: Record | None
+    source: Source
+    handle: Handle
 
 
 @dataclass(slots=True)
@@ -46,16 +66,9 @@ class Draft:
     refused: str = ""
 
     @classmethod
-    def start(
-        cls,
-        transcript: Transcript,
-        policy: Policy,
-        units: Units,
-        limits: Limits,
-        base: Record | None,
-        handle: Handle,
-    ) -> Draft:
-        draft = cls(transcript, policy, units, limits, base, handle, preserve=policy.preserve_user_messages)
+    def start(cls, at: Situation) -> Draft:
+        transcript, units, base = at.transcript, at.units, at.base
+        draft = cls(transcript, at.policy, units, at.limits, base, at.handle, preserve=at.policy.preserve_user_messages)
         draft.original = [units.item(item) for item in transcript.items]
         draft.sizes = list(draft.original)
         draft.fixed = units.fixed(transcript)

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compaction_policies.carry import Carried, carried_candidates, carry
-from compaction_policies.draft import Draft, Handle
+from compaction_policies.draft import Draft, Situation
 from compaction_policies.extractive import extractive
 from compaction_policies.frame import Frame, encode_message, render
 from compaction_policies.ledger import ledger
-from compaction_policies.measure import Count, Limits, Units
-from compaction_policies.outcomes import Reason, Source
-from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOldPreserveRecent, Truncate
+from compaction_policies.measure import Count, Limits
+from compaction_policies.outcomes import Reason
+from compaction_policies.policy import ClearOldToolResults, SummarizeOldPreserveRecent, Truncate
 from compaction_policies.prompts import TEMPLATE_VERSION
 from compaction_policies.record import MediaRef, Op, Record, Segment, record_id
 from compaction_policies.strategies.clear import clear
 from compaction_policies.strategies.summarize import FRAME_TOKENS, summarize, synthetic_estimate
 from compaction_policies.strategies.truncate import shorten_newest, truncate
 from compaction_policies.succession import follows, heals, short_fingerprints, sort_ops
-from compaction_policies.transcript import Item, Transcript
+from compaction_policies.transcript import Item
 from compaction_policies.view import view_tokens
 
 Goal = Literal["floor", "shrink", "hard"]
@@ -46,11 +46,7 @@ class Need:
 class Plan:
     """See the module docstring. ``need`` is ``None`` where no model is asked."""
 
-    transcript: Transcript
-    policy: Policy
-    units: Units
-    limits: Limits
-    base: Record | None
+    situation: Situation
     covers: int
     cut: int
     kept: tuple[int, ...]
@@ -60,7 +56,6 @@ class Plan:
     preserve: int | Literal["all"]
     constraints: tuple[str, ...]
     uncounted: int
-    source: Source
     strategy: str
     before: int
     goal: Goal
@@ -69,7 +64,7 @@ class Plan:
 
     @property
     def chain(self) -> bytes:
-        return self.transcript.chain[self.covers]
+        return self.situation.transcript.chain[self.covers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +84,13 @@ class Summary:
     tokens_out: int = 0
 
 
-def plan(
-    transcript: Transcript,
-    policy: Policy,
-    units: Units,
-    limits: Limits,
-    base: Record | None,
-    *,
-    source: Source,
-    handle: Handle,
-) -> Plan | NoPlan:
-    """The policy's strategies in order until the target is met.
-
-    Args:
-        base: the active record of this chain, applicable to this request.
-        source: ``manual`` ignores thresholds and floors, and still only shrinks.
-        handle: names a replaced original.
-    """
-    draft = Draft.start(transcript, policy, units, limits, base, handle)
+def plan(situation: Situation) -> Plan | NoPlan:
+    """The policy's strategies in order until the target is met."""
+    limits, base = situation.limits, situation.base
+    draft = Draft.start(situation)
     before = draft.tokens()
-    forced = source == "manual"
-    for strategy in policy.strategies:
+    forced = situation.source == "manual"
+    for strategy in situation.policy.strategies:
         if draft.tokens() <= draft.limits.target:
             break
         if isinstance(strategy, ClearOldToolResults):
@@ -124,22 +105,14 @@ def plan(
     goal: Goal = "shrink" if forced else "hard" if above_hard else "floor"
     if not _reached(draft, before, goal) and not (base is not None and base.degraded and draft.summarize):
         return NoPlan("irreducible" if above_hard else "below-reclaim-floor")
-    return _planned(draft, before, goal, source, degraded=False)
+    return _planned(situation, draft, before, goal, degraded=False)
 
 
-def last_plan(
-    transcript: Transcript,
-    policy: Policy,
-    units: Units,
-    limits: Limits,
-    base: Record | None,
-    *,
-    source: Source,
-    handle: Handle,
-) -> Plan | NoPlan:
+def last_plan(situation: Situation) -> Plan | NoPlan:
     """Rungs (b) and (c) of the ladder, for a view above the hard limit when no summary came: clear all but the newest
     result, then an extractive summary, then drop the oldest groups and shorten the newest results."""
-    draft = Draft.start(transcript, policy, units, limits, base, handle)
+    limits, policy = situation.limits, situation.policy
+    draft = Draft.start(situation)
     before = draft.tokens()
     hard = limits.hard
     goal = min(limit - limits.rearm for limit in (limits.limit, hard) if limit is not None)
@@ -156,17 +129,17 @@ def last_plan(
     still_too_large = hard is not None and draft.tokens() > hard
     if not draft.used or still_too_large or draft.tokens() >= before:
         return NoPlan("irreducible")
-    return _planned(draft, before, "hard", source, degraded=True)
+    return _planned(situation, draft, before, "hard", degraded=True)
 
 
 def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | None:
     """The record of an executed plan, or ``None`` where it does not reach its goal or does not follow its base."""
-    transcript, base = plan.transcript, plan.base
+    transcript, base = plan.situation.transcript, plan.situation.base
     gone = _gone(plan)
     body, anchor, told = _told(plan, summary, gone)
     listed = _ledger(plan, gone)
     candidates = carried_candidates(transcript, gone, plan.preserve)
-    carried, counted = carry(transcript, candidates, plan.limits.carried, plan.units)
+    carried, counted = carry(transcript, candidates, plan.situation.limits.carried, plan.situation.units)
     derived = _derived(plan, gone)
     synthetic: tuple[Segment, ...] = ()
     synthetic_tokens = 0
@@ -181,8 +154,8 @@ def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | 
     parent = "" if base is None else base.id
     record = Record(
         id=record_id(
-            plan.policy.name,
-            plan.policy.epoch,
+            plan.situation.policy.name,
+            plan.situation.policy.epoch,
             parent,
             plan.chain,
             plan.cut,
@@ -190,9 +163,9 @@ def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | 
             plan.kept,
             degraded=plan.degraded,
         ),
-        policy=plan.policy.name,
-        revision=plan.policy.revision,
-        epoch=plan.policy.epoch,
+        policy=plan.situation.policy.name,
+        revision=plan.situation.policy.revision,
+        epoch=plan.situation.policy.epoch,
         dialect=transcript.dialect,
         parent=parent,
         generation=generation,
@@ -209,7 +182,7 @@ def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | 
         synthetic_tokens=synthetic_tokens,
         degraded=plan.degraded,
         trust="derived" if derived else "trusted",
-        source=plan.source,
+        source=plan.situation.source,
         strategy=plan.strategy,
         template=TEMPLATE_VERSION,
         carried=carried_now,
@@ -222,11 +195,11 @@ def finish(plan: Plan, summary: Summary | None, *, created_ms: int) -> Record | 
         summarizer_tokens_out=0 if summary is None else summary.tokens_out,
         created_ms=created_ms,
     )
-    after = view_tokens(transcript, record, plan.units)
+    after = view_tokens(transcript, record, plan.situation.units)
     record = replace(record, tokens_after=after)
     if base is not None and not follows(record, base):
         return None
-    return record if shrinks(record, base, plan.before, after, plan.limits, plan.goal) else None
+    return record if shrinks(record, base, plan.before, after, plan.situation.limits, plan.goal) else None
 
 
 def shrinks(record: Record, base: Record | None, before: int, after: int, limits: Limits, goal: Goal) -> bool:
@@ -252,7 +225,7 @@ def _reached(draft: Draft, before: int, goal: Goal) -> bool:
     return goal == "shrink" or before - after >= draft.limits.min_reclaim
 
 
-def _planned(draft: Draft, before: int, goal: Goal, source: Source, *, degraded: bool) -> Plan:
+def _planned(situation: Situation, draft: Draft, before: int, goal: Goal, *, degraded: bool) -> Plan:
     transcript, base = draft.transcript, draft.base
     ops = sort_ops(draft.ops.values())
     gone = [index for index in range(draft.cut) if index not in draft.kept]
@@ -265,11 +238,7 @@ def _planned(draft: Draft, before: int, goal: Goal, source: Source, *, degraded:
             span, "" if base is None else base.summary, draft.limits.summary, draft.summarize, draft.units.count
         )
     return Plan(
-        transcript=transcript,
-        policy=draft.policy,
-        units=draft.units,
-        limits=draft.limits,
-        base=base,
+        situation=situation,
         covers=_covers(draft, ops),
         cut=draft.cut,
         kept=tuple(sorted(draft.kept)),
@@ -279,7 +248,6 @@ def _planned(draft: Draft, before: int, goal: Goal, source: Source, *, degraded:
         preserve=draft.preserve,
         constraints=constraints,
         uncounted=uncounted,
-        source=source,
         strategy="+".join(dict.fromkeys(draft.used)),
         before=before,
         goal=goal,
@@ -341,44 +309,44 @@ def _gone(plan: Plan) -> list[int]:
 
 def _told(plan: Plan, summary: Summary | None, gone: Sequence[int]) -> tuple[str, str, tuple[tuple[int, int], ...]]:
     """``(what the message shows, the anchor, the items that the anchor stands for)``."""
-    base = plan.base
+    base = plan.situation.base
     anchor, told = ("", ()) if base is None else (base.summary, base.told)
     replaced = [index for index in gone if index < plan.cut]
     if plan.summarize is None:
         return "" if base is None else base.body, anchor, told
     if summary is not None:
         return summary.text, summary.text, _ranges(replaced)
-    items = [plan.transcript.items[index] for index in replaced]
+    items = [plan.situation.transcript.items[index] for index in replaced]
     if not plan.degraded:
-        text = extractive(items, plan.limits.summary, plan.units.count)
+        text = extractive(items, plan.situation.limits.summary, plan.situation.units.count)
         return text, text, _ranges(replaced)
     known = _indices(told)
     fresh = [item for item in items if item.index not in known]
-    room = max(plan.limits.summary // 2, plan.limits.summary - plan.units.count(anchor))
-    text = extractive(fresh, room, plan.units.count)
+    room = max(plan.situation.limits.summary // 2, plan.situation.limits.summary - plan.situation.units.count(anchor))
+    text = extractive(fresh, room, plan.situation.units.count)
     return f"{anchor}\n\n{text}" if anchor else text, anchor, told
 
 
 def _ledger(plan: Plan, gone: Sequence[int]) -> str:
     if plan.summarize is None:
-        return "" if plan.base is None else plan.base.ledger
+        return "" if plan.situation.base is None else plan.situation.base.ledger
     if not plan.summarize.ledger:
         return ""
-    items = [plan.transcript.items[index] for index in gone]
-    return ledger(items, plan.limits.ledger, plan.units.count)
+    items = [plan.situation.transcript.items[index] for index in gone]
+    return ledger(items, plan.situation.limits.ledger, plan.situation.units.count)
 
 
 def _derived(plan: Plan, gone: Sequence[int]) -> bool:
     """Tool results are untrusted, and so is whatever was made from them, for as long as the chain lasts."""
-    if plan.base is not None and plan.base.trust == "derived":
+    if plan.situation.base is not None and plan.situation.base.trust == "derived":
         return True
-    return any(plan.transcript.items[index].role in ("tool", "other") for index in gone)
+    return any(plan.situation.transcript.items[index].role in ("tool", "other") for index in gone)
 
 
 def _drops_words(plan: Plan) -> bool:
-    old = set() if plan.base is None else {op.item for op in plan.base.ops if op.kind == "drop"}
+    old = set() if plan.situation.base is None else {op.item for op in plan.situation.base.ops if op.kind == "drop"}
     fresh = {op.item for op in plan.ops if op.kind == "drop"} - old
-    return any(plan.transcript.items[index].role in ("user", "system") for index in fresh)
+    return any(plan.situation.transcript.items[index].role in ("user", "system") for index in fresh)
 
 
 def _synthetic(
@@ -394,18 +362,18 @@ def _synthetic(
             carried=tuple(carried),
             carried_uncounted=counted,
         ),
-        plan.transcript.items,
-        media=plan.policy.summary_role == "user",
+        plan.situation.transcript.items,
+        media=plan.situation.policy.summary_role == "user",
     )
-    tokens = plan.units.message
+    tokens = plan.situation.units.message
     for segment in shown:
-        tokens += plan.units.count(segment) if isinstance(segment, str) else _media_tokens(plan, segment)
-    return encode_message(shown, plan.policy.summary_role), tokens
+        tokens += plan.situation.units.count(segment) if isinstance(segment, str) else _media_tokens(plan, segment)
+    return encode_message(shown, plan.situation.policy.summary_role), tokens
 
 
 def _media_tokens(plan: Plan, ref: MediaRef) -> int:
-    media = next(media for media in plan.transcript.items[ref.item].media if media.start == ref.start)
-    return plan.units.image if media.kind == "image" else plan.units.media
+    media = next(media for media in plan.situation.transcript.items[ref.item].media if media.start == ref.start)
+    return plan.situation.units.image if media.kind == "image" else plan.situation.units.media
 
 
 def _indices(ranges: Sequence[tuple[int, int]]) -> frozenset[int]:

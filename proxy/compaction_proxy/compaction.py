@@ -10,14 +10,13 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
-from compaction_policies.decide import Attempt, Decision, concerns, encode_attempt
-from compaction_policies.measure import Limits, Units
+from compaction_policies.decide import Attempt, Decision, concerns, decode_attempt, encode_attempt
+from compaction_policies.draft import Situation
 from compaction_policies.outcomes import Outcome, Reason
 from compaction_policies.plan import Need, NoPlan, Plan, Summary, finish, last_plan, plan, shrinks
-from compaction_policies.policy import Policy
 from compaction_policies.record import Record
 from compaction_policies.succession import rebase
 from compaction_policies.transcript import Transcript
@@ -53,26 +52,28 @@ class Work:
     """Everything that a compaction of one request needs.
 
     Args:
-        base: the active record, applied to this request.
         passed: ids of records that could not be applied to it.
         boundaries: ends of its groups.
         tokens: what the view counts.
         attempt: what is remembered of an earlier failure.
-        handle: names a replaced original.
     """
 
+    situation: Situation
     scope: Scope
-    transcript: Transcript
-    policy: Policy
-    units: Units
-    limits: Limits
-    base: Record | None
     passed: tuple[str, ...]
     boundaries: tuple[int, ...]
     tokens: int
     attempt: Attempt | None
-    handle: Callable[[bytes], str]
     summarizer: Summarizer
+
+    @property
+    def base(self) -> Record | None:
+        """The active record, applied to this request."""
+        return self.situation.base
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.situation.transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,6 @@ class Flight:
     """A job's progress: ``elsewhere`` while another replica holds the lock."""
 
     elsewhere: bool = False
-    started: float = field(default_factory=time.monotonic)
 
 
 class Threads(Protocol):
@@ -116,16 +116,7 @@ class Compactor:
 
     async def compact(self, work: Work, decision: Decision) -> Result:
         """Compact now, or say why not. Waits at most for the policy's budgets."""
-        planned = await self._thread(
-            plan,
-            work.transcript,
-            work.policy,
-            work.units,
-            work.limits,
-            work.base,
-            source=decision.source,
-            handle=work.handle,
-        )
+        planned = await self._thread(plan, work.situation)
         if isinstance(planned, NoPlan):
             if decision.above_hard:
                 return await self._ladder(work, decision, planned.reason)
@@ -133,23 +124,23 @@ class Compactor:
         if planned.need is None:
             result = await self._conclude(work, planned, None, decision.reason)
         else:
-            result = await self._summarized(work, planned, decision)
+            result = await self._summarized(work, planned, planned.need, decision)
         if result.event or result.record is not work.base:
             return result
-        if decision.above_hard or self._failed_before(work):
+        if decision.above_hard or (result.reason != "gate-timeout" and self._failed_before(work)):
             return await self._ladder(work, decision, result.reason)
         return result
 
     # ------------------------------------------------------------ with a model
 
-    async def _summarized(self, work: Work, planned: Plan, decision: Decision) -> Result:
-        key = (work.scope, planned.chain, planned.cut, planned.base.id if planned.base else "")
+    async def _summarized(self, work: Work, planned: Plan, need: Need, decision: Decision) -> Result:
+        key = (work.scope, planned.chain, planned.cut, work.base.id if work.base else "")
         joined = self._jobs.find(key) is not None
         flight = self._flights.setdefault(key, Flight())
-        task = self._jobs.start(key, lambda: self._job(work, planned, decision, flight))
+        task = self._jobs.start(key, lambda: self._job(work, planned, need, decision, flight))
         if not joined:
             task.add_done_callback(lambda _: self._flights.pop(key, None))
-        timing = work.policy.timing
+        timing = work.situation.policy.timing
         gate, inline = timing.gate_wait_ms / 1000, timing.inline_budget_ms / 1000
         done = await wait_at_most(task, gate if joined else min(gate, inline))
         if not done and not joined and not flight.elsewhere:
@@ -161,30 +152,26 @@ class Compactor:
             return Result(result.record, "sticky")
         return result
 
-    async def _job(self, work: Work, planned: Plan, decision: Decision, flight: Flight) -> Result:
-        try:
-            async with asyncio.timeout(JOB_SECONDS):
-                return await self._locked(work, planned, decision, flight)
-        except TimeoutError:
-            await self._remember(work)
-            return Result(work.base, "summarizer-failed", detail="deadline")
-
-    async def _locked(self, work: Work, planned: Plan, decision: Decision, flight: Flight) -> Result:
-        """One replica writes the summary; the others wait for its record, and take over if it dies."""
+    async def _job(self, work: Work, planned: Plan, need: Need, decision: Decision, flight: Flight) -> Result:
+        """One replica writes the summary; the others wait for its record, and take over when a dead one's lock expires."""
         while True:
             async with self._records.lock(work.scope, planned.chain) as lock:
-                current = await self._current(work)
+                current, attempt = await self._current(work)
                 if current is not None and (work.base is None or current.id != work.base.id):
                     return Result(current, "sticky")
+                if flight.elsewhere and attempt != work.attempt and concerns(attempt, work.transcript, work.base):
+                    return Result(work.base, "summarizer-failed", detail="on another replica")
                 if lock.held:
-                    return await self._written(work, planned, decision)
+                    return await self._written(work, planned, need, decision)
             flight.elsewhere = True
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _written(self, work: Work, planned: Plan, decision: Decision) -> Result:
-        if planned.need is None:
-            return await self._conclude(work, planned, None, decision.reason)
-        summary = await work.summarizer.write(planned.need)
+    async def _written(self, work: Work, planned: Plan, need: Need, decision: Decision) -> Result:
+        try:
+            async with asyncio.timeout(JOB_SECONDS):
+                summary = await work.summarizer.write(need)
+        except TimeoutError:
+            summary = Failed("deadline")
         if isinstance(summary, Failed):
             await self._remember(work)
             return Result(work.base, "summarizer-failed", detail=summary.why)
@@ -193,39 +180,30 @@ class Compactor:
             await self._remember(work)
         return result
 
-    async def _current(self, work: Work) -> Record | None:
-        """The record that is in force for this chain now."""
+    async def _current(self, work: Work) -> tuple[Record | None, Attempt | None]:
+        """The record that is in force for this chain now, and what is remembered of failures."""
         found = await self._records.look_up(work.scope, work.transcript.chain, work.boundaries)
         for entry in found.candidates:
             record = await self._records.record(work.scope, work.transcript.chain, entry)
             if record is not None and applies(work.transcript, record):
-                return record
-        return None
+                return record, decode_attempt(found.attempt)
+        return None, decode_attempt(found.attempt)
 
     # ------------------------------------------------------------ without one
 
     async def _ladder(self, work: Work, decision: Decision, reason: Reason) -> Result:
         """The rungs below a summary: clear harder, extract, drop, shorten; committed as degraded. Else the form last sent."""
-        planned = await self._thread(
-            last_plan,
-            work.transcript,
-            work.policy,
-            work.units,
-            work.limits,
-            work.base,
-            source=decision.source,
-            handle=work.handle,
-        )
+        planned = await self._thread(last_plan, work.situation)
         if isinstance(planned, Plan):
             result = await self._conclude(work, planned, None, "degraded")
             if result.event or result.record is not work.base:
                 return Result(result.record, result.reason, event=result.event, detail=reason)
-        await self._remember(work, hard=work.limits.hard)
+        await self._remember(work, hard=work.situation.limits.hard)
         return Result(work.base, reason)
 
     def _failed_before(self, work: Work) -> bool:
         """Where no window is known, the second failed attempt takes the ladder."""
-        return work.limits.hard is None and concerns(work.attempt, work.transcript, work.base)
+        return work.situation.limits.hard is None and concerns(work.attempt, work.transcript, work.base)
 
     async def _remember(self, work: Work, hard: int | None = None) -> None:
         attempt = Attempt(
@@ -245,10 +223,10 @@ class Compactor:
             return Result(
                 work.base, "summarizer-failed" if summary else "below-reclaim-floor", detail="does not shrink"
             )
-        wrong = await self._thread(problem, work.transcript, record, work.base, work.policy)
+        wrong = await self._thread(problem, work.transcript, record, work.base, work.situation.policy)
         if wrong is not None:
             return Result(work.base, "invariant-failed", detail=wrong)
-        if work.limits.limit is not None and planned.originals:
+        if work.situation.limits.limit is not None and planned.originals:
             await self._records.put_originals(dict(planned.originals))
         return await self._commit(work, planned, record, reason)
 
@@ -276,8 +254,8 @@ class Compactor:
             rebased = rebase(record, active, work.transcript)
             if rebased is None:
                 return Result(active, "sticky", detail="discarded")
-            before, after = (view_tokens(work.transcript, each, work.units) for each in (active, rebased))
-            if not shrinks(rebased, active, before, after, work.limits, planned.goal):
+            before, after = (view_tokens(work.transcript, each, work.situation.units) for each in (active, rebased))
+            if not shrinks(rebased, active, before, after, work.situation.limits, planned.goal):
                 return Result(active, "sticky", detail="discarded")
             record = replace(rebased, tokens_before=before, tokens_after=after)
         return Result(active, "sticky", detail="discarded")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from compaction_policies import wire
 from compaction_policies.decide import Decision, decide, decode_attempt
 from compaction_policies.dialects import openai_chat
+from compaction_policies.draft import Situation
 from compaction_policies.measure import Count, Limits, Units, limits
 from compaction_policies.outcomes import Outcome, Reason, Source
 from compaction_policies.plan import NoPlan, plan
@@ -172,17 +173,20 @@ class Shaper:
         if not decision.due:
             return self._sticky(progress, scope, decision.reason)
         work = Work(
+            situation=Situation(
+                transcript=transcript,
+                policy=policy,
+                units=units,
+                limits=_forced_limits(policy, tokens, conversation.window, transcript) if conversation.force else size,
+                base=progress.base,
+                source=decision.source,
+                handle=self._handle(conversation),
+            ),
             scope=scope,
-            transcript=transcript,
-            policy=policy,
-            units=units,
-            limits=_forced_limits(policy, tokens, conversation.window, transcript) if conversation.force else size,
-            base=progress.base,
             passed=tuple(passed),
             boundaries=boundaries,
             tokens=tokens,
             attempt=attempt,
-            handle=self._handle(conversation),
             summarizer=conversation.summarizer,
         )
         return await self._compacted(progress, work, decision)
@@ -235,7 +239,7 @@ class Shaper:
             progress.base = result.record
             progress.show(result.record)
             progress.tokens_after = await self._counters.off_loop(
-                view_tokens, work.transcript, result.record, work.units
+                view_tokens, work.transcript, result.record, work.situation.units
             )
         shaped = self._sticky(progress, work.scope, result.reason)
         if shaped.reason == "invariant-failed":
@@ -270,16 +274,16 @@ class Shaper:
         decision = decide(conversation.policy, size, tokens, progress.transcript, None, None)
         detail: str = decision.reason
         if decision.due:
-            planned = await self._counters.off_loop(
-                plan,
-                progress.transcript,
-                conversation.policy,
-                units,
-                size,
-                None,
+            situation = Situation(
+                transcript=progress.transcript,
+                policy=conversation.policy,
+                units=units,
+                limits=size,
+                base=None,
                 source=decision.source,
                 handle=self._handle(conversation),
             )
+            planned = await self._counters.off_loop(plan, situation)
             detail = planned.reason if isinstance(planned, NoPlan) else f"would {planned.strategy}"
         return unchanged("shadow", detail=detail, **progress.counts())
 

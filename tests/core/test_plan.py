@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compaction_policies.dialects import openai_chat
+from compaction_policies.draft import Situation
 from compaction_policies.measure import Units, limits
 from compaction_policies.plan import NoPlan, Summary, finish, last_plan, plan
 from compaction_policies.policy import (
@@ -197,7 +198,7 @@ def outline(messages: list[Message], settings: dict[str, Any]) -> str:
     )
     make = last_plan if ladder else plan
     planned = make(
-        transcript, policy, UNITS, size, None, source="auto-trigger", handle=lambda original: f"handle{len(original)}"
+        Situation(transcript, policy, UNITS, size, None, "auto-trigger", lambda original: f"handle{len(original)}")
     )
     if isinstance(planned, NoPlan):
         return f"no plan: {planned.reason}\n"
