@@ -65,8 +65,11 @@ def _exporters(signal: str, environment: Mapping[str, str]) -> list[Any]:
             key = protocol.strip()
         dotted = _CLASSES.get((signal, key))
         if dotted is None:
-            log.error("OTEL_%s_EXPORTER: '%s' is not known (otlp with grpc or http/protobuf, console, none)", kind, key)
+            log.error("%s are not exported to '%s': known are otlp (grpc or http/protobuf), console, none", signal, key)
             continue
         module, _, attribute = dotted.partition(":")
-        made.append(getattr(importlib.import_module(module), attribute)())
+        try:
+            made.append(getattr(importlib.import_module(module), attribute)())
+        except (ValueError, OSError) as error:  # a variable that the exporter itself reads: a time-out, a certificate
+            log.error("%s are not exported: an OTEL_EXPORTER_* variable is wrong (%s)", signal, type(error).__name__)
     return made

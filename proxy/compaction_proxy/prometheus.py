@@ -27,7 +27,7 @@ def exposition(data: MetricsData | None) -> bytes:
                 for point in metric.data.data_points:
                     lines += _histogram(name, point) if histogram else _number(name, point)
                 blocks[name] = lines
-    return "".join(f"{line}\n" for name in sorted(blocks) for line in blocks[name]).encode()
+    return "".join(f"{line}\n" for name in sorted(blocks) for line in blocks[name]).encode("utf-8", "replace")
 
 
 def metric_name(name: str, unit: str, *, counter: bool) -> str:
@@ -45,8 +45,13 @@ def labels(attributes: Mapping[str, Any] | None, *more: tuple[str, str]) -> str:
     return f"{{{shown}}}" if shown else ""
 
 
+def number(value: float) -> str:
+    """All its digits: a counter beyond a million still moves by one."""
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
 def _number(name: str, point: Any) -> Iterator[str]:
-    yield f"{name}{labels(point.attributes)} {point.value:g}"
+    yield f"{name}{labels(point.attributes)} {number(point.value)}"
 
 
 def _histogram(name: str, point: Any) -> Iterator[str]:
@@ -54,9 +59,9 @@ def _histogram(name: str, point: Any) -> Iterator[str]:
     bounds: Sequence[float] = (*point.explicit_bounds, float("inf"))
     for bound, count in zip(bounds, point.bucket_counts, strict=True):
         total += count
-        edge = "+Inf" if bound == float("inf") else f"{bound:g}"
+        edge = "+Inf" if bound == float("inf") else number(bound)
         yield f"{name}_bucket{labels(point.attributes, ('le', edge))} {total}"
-    yield f"{name}_sum{labels(point.attributes)} {point.sum:g}"
+    yield f"{name}_sum{labels(point.attributes)} {number(point.sum)}"
     yield f"{name}_count{labels(point.attributes)} {point.count}"
 
 

@@ -1,18 +1,18 @@
-"""Spans and metrics: what is recorded of a request, and under which names. Counts and words of ours, never message text.
+"""Records spans and metrics in the SDK. Spans are ended by hand, exactly once, and never attached to a task.
 
 The standard ``OTEL_*`` variables decide what is exported and where; with none of them set nothing is, and spans cost next
-to nothing. Spans are ended by hand, exactly once, and never attached to a task: a stream ends long after its handler began.
+to nothing. A stream ends long after its handler began, and whoever reads it may be another task.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.metrics import Histogram
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricReader
 from opentelemetry.sdk.resources import Resource
@@ -25,42 +25,24 @@ from compaction_policies.outcomes import FAILED, NOT_DUE
 from compaction_policies.policy import Policy
 from compaction_proxy import __version__
 from compaction_proxy.config.settings import ProviderSettings, TelemetrySettings
+from compaction_proxy.errors import ProxyError
 from compaction_proxy.exporters import batched, metric_readers, span_exporters, switched_off
 from compaction_proxy.prometheus import exposition
 from compaction_proxy.relay import Usage
 from compaction_proxy.shaping import Shaped
+from compaction_proxy.telemetry.words import (
+    CONTENT_CHARS,
+    GEN_AI,
+    INSTRUMENTS,
+    attributes,
+    compaction_attributes,
+    plain,
+    provider_attributes,
+    request_attributes,
+    request_name,
+)
 
-GEN_AI = {
-    "operation": "gen_ai.operation.name",
-    "provider": "gen_ai.provider.name",
-    "model": "gen_ai.request.model",
-    "stream": "gen_ai.request.stream",
-    "conversation": "gen_ai.conversation.id",
-    "compacted": "gen_ai.conversation.compacted",
-    "input": "gen_ai.usage.input_tokens",
-    "output": "gen_ai.usage.output_tokens",
-    "cached": "gen_ai.usage.cache_read.input_tokens",
-    "token_type": "gen_ai.token.type",
-}
-"""Today's names of the GenAI semantic conventions (development status, 2026-11), in one place."""
-
-INSTRUMENTS = {
-    "context.compaction.triggered.total": ("{compaction}", "Compactions, by source and strategy."),
-    "context.compaction.skipped.total": ("{request}", "Requests for which no compaction was due, by reason."),
-    "context.compaction.failed.total": ("{request}", "Requests whose compaction failed, by reason."),
-    "context.compaction.reclaimed.tokens": ("{token}", "Tokens that compactions took off the forwarded prompt."),
-    "context.compaction.sticky.hit.total": ("{request}", "Requests to which a stored compaction was re-applied."),
-    "context.compaction.duration": (
-        "s",
-        "Time from reading a conversation to its new form, for requests that compacted.",
-    ),
-    "compaction_proxy.overhead": ("s", "Time a request spent in the proxy before it was forwarded."),
-    "gen_ai.client.token.usage": ("{token}", "Tokens that providers billed, by type."),
-    "gen_ai.client.operation.duration": ("s", "Duration of provider calls."),
-}
-
-CONTENT_CHARS = 8_000
-"""Of a summary, in a span, where ``telemetry.captureContent`` asks for it."""
+log = logging.getLogger(__name__)
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -78,7 +60,7 @@ class Telemetry:
         environment = environment or {}
         resource = Resource.create(
             {
-                "service.name": environment.get("OTEL_SERVICE_NAME", settings.service_name),
+                "service.name": environment.get("OTEL_SERVICE_NAME") or settings.service_name,
                 "service.version": __version__,
             }
         )
@@ -97,12 +79,16 @@ class Telemetry:
         self._meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
         meter = self._meters.get_meter("compaction_proxy", __version__)
         self._counters = {
-            name: meter.create_counter(name, unit, text) for name, (unit, text) in INSTRUMENTS.items() if _counts(name)
+            name: meter.create_counter(name, known.unit, known.description)
+            for name, known in INSTRUMENTS.items()
+            if not known.bounds
         }
-        self._histograms: dict[str, Histogram] = {
-            name: meter.create_histogram(name, unit, text)
-            for name, (unit, text) in INSTRUMENTS.items()
-            if not _counts(name)
+        self._histograms = {
+            name: meter.create_histogram(
+                name, known.unit, known.description, explicit_bucket_boundaries_advisory=known.bounds
+            )
+            for name, known in INSTRUMENTS.items()
+            if known.bounds
         }
 
     def request_span(self, headers: Iterable[tuple[bytes, bytes]], method: str, path: str) -> RequestSpan:
@@ -113,25 +99,21 @@ class Telemetry:
             if name in (b"traceparent", b"tracestate")
         }
         parent = _propagator.extract(carrier)
-        attributes = {"http.request.method": method, "url.path": path, "url.scheme": "http"}
-        span = self._tracer.start_span(f"{method} {path}", context=parent, kind=SpanKind.SERVER, attributes=attributes)
+        said = request_attributes(method, path)
+        name = request_name(method, path)
+        span = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER, attributes=said)
         if not span.get_span_context().is_valid:
             span = trace.get_current_span(parent)  # no tracing of ours: the caller's trace passes through
         return RequestSpan(self, span)
 
     def client_span(
-        self, parent: Span, provider: ProviderSettings, model: str, attributes: dict[str, Any]
+        self, parent: Span, provider: ProviderSettings, model: str, known: Mapping[str, object]
     ) -> ClientSpan:
         """A CLIENT span of a provider call."""
-        known = {
-            GEN_AI["operation"]: "chat",
-            GEN_AI["provider"]: provider.name,
-            "server.address": _host(provider.base_url),
-            **({GEN_AI["model"]: model} if model else {}),
-            **attributes,
-        }
+        said = provider_attributes(provider, model) | attributes(known if model else {})
+        name = f"chat {plain(model)}" if model else "forward"
         context = trace.set_span_in_context(parent)
-        span = self._tracer.start_span(f"chat {model}".strip(), context=context, kind=SpanKind.CLIENT, attributes=known)
+        span = self._tracer.start_span(name, context=context, kind=SpanKind.CLIENT, attributes=said)
         if not span.get_span_context().is_valid:
             span = parent
         return ClientSpan(self, span, provider.name, model, owned=span is not parent)
@@ -147,7 +129,7 @@ class Telemetry:
             start_time=end - int(shaped.seconds * 1e9),
         )
         if self.capture_content and shaped.record is not None and shaped.record.body:
-            span.set_attribute("compaction.content", shaped.record.body[:CONTENT_CHARS])
+            span.set_attribute("compaction.content", plain(shaped.record.body, CONTENT_CHARS))
         if shaped.reason in FAILED:
             span.set_status(Status(StatusCode.ERROR, shaped.reason))
         span.end(end)
@@ -156,42 +138,58 @@ class Telemetry:
         """Book what happened to a conversation."""
         if shaped.event and shaped.record is not None:
             record = shaped.record
-            self._counters["context.compaction.triggered.total"].add(
-                1, {"source": shaped.source or record.source, "strategy": record.strategy}
-            )
-            self._counters["context.compaction.reclaimed.tokens"].add(
-                max(0, record.tokens_before - record.tokens_after)
-            )
-            self._histograms["context.compaction.duration"].record(shaped.seconds, {"source": record.source})
+            source = shaped.source or record.source
+            said = attributes({"source": source, "strategy": record.strategy})
+            self._counters["context.compaction.triggered.total"].add(1, said)
+            reclaimed = max(0, record.tokens_before - record.tokens_after)
+            self._counters["context.compaction.reclaimed.tokens"].add(reclaimed)
+            self._histograms["context.compaction.duration"].record(shaped.seconds, attributes({"source": source}))
         elif shaped.reason in FAILED:
-            self._counters["context.compaction.failed.total"].add(1, {"reason": shaped.reason})
+            self._counters["context.compaction.failed.total"].add(1, attributes({"reason": shaped.reason}))
         elif shaped.reason in NOT_DUE:
-            self._counters["context.compaction.skipped.total"].add(1, {"reason": shaped.reason})
+            self._counters["context.compaction.skipped.total"].add(1, attributes({"reason": shaped.reason}))
         if shaped.outcome == "sticky":
             self._counters["context.compaction.sticky.hit.total"].add(1)
         self._histograms["compaction_proxy.overhead"].record(overhead_seconds)
 
     def book_call(self, provider: str, model: str, seconds: float, usage: Usage | None, error: str | None) -> None:
-        """Book a provider call."""
+        """Book a model call. A provider that names no usage adds none."""
         known = {GEN_AI["operation"]: "chat", GEN_AI["provider"]: provider, GEN_AI["model"]: model}
-        self._histograms["gen_ai.client.operation.duration"].record(
-            seconds, {**known, **({"error.type": error} if error else {})}
-        )
+        said = attributes({**known, "error.type": error})
+        self._histograms["gen_ai.client.operation.duration"].record(seconds, said)
         if usage is not None:
             tokens = self._histograms["gen_ai.client.token.usage"]
-            tokens.record(usage.prompt, {**known, GEN_AI["token_type"]: "input"})
-            tokens.record(usage.completion, {**known, GEN_AI["token_type"]: "output"})
+            tokens.record(usage.prompt, attributes({**known, GEN_AI["token_type"]: "input"}))
+            tokens.record(usage.completion, attributes({**known, GEN_AI["token_type"]: "output"}))
 
     def render_prometheus(self) -> bytes:
         """The same instruments as Prometheus text."""
         return exposition(self._local.get_metrics_data())
 
     def shutdown(self, seconds: float = 3.0) -> None:
-        """Export what is left, within a bound: a dead collector never holds the process."""
+        """Export what is left, within a bound: a collector that is away or hangs never holds the process.
+
+        The SDK's own bounds are not kept while an export is under way (one may take its whole time-out of 10 s), so it
+        ends in threads that are left behind when time is up.
+        """
+        parts: list[Callable[[], None]] = [lambda: self._meters.shutdown(timeout_millis=seconds * 1000)]
         if self._tracers is not None:
-            self._tracers.force_flush(int(seconds * 1000))
-            self._tracers.shutdown()
-        self._meters.shutdown(timeout_millis=seconds * 1000)
+            parts.append(self._tracers.shutdown)
+        endings = [threading.Thread(target=_end, args=(part,), daemon=True) for part in parts]
+        deadline = time.monotonic() + seconds
+        for ending in endings:
+            ending.start()
+        for ending in endings:
+            ending.join(max(0.0, deadline - time.monotonic()))
+        if any(ending.is_alive() for ending in endings):
+            log.warning("the collector did not take the last spans and metrics within %g s: dropped", seconds)
+
+
+def _end(part: Callable[[], None]) -> None:
+    try:
+        part()
+    except Exception:  # the documented edge: the SDK raises bare exceptions for exporters that failed
+        log.exception("telemetry did not shut down cleanly")
 
 
 class RequestSpan:
@@ -216,13 +214,9 @@ class RequestSpan:
         compacted: bool = False,
         session: str | None = None,
     ) -> ClientSpan:
-        """The span of a call to a provider on behalf of this request."""
-        attributes: dict[str, Any] = {GEN_AI["stream"]: stream}
-        if compacted:
-            attributes[GEN_AI["compacted"]] = True
-        if session is not None:
-            attributes[GEN_AI["conversation"]] = session
-        return self._telemetry.client_span(self._span, provider, model, attributes)
+        """The span of a call to a provider on behalf of this request. ``model`` is empty where no model is called."""
+        known = {GEN_AI["stream"]: stream, GEN_AI["compacted"]: compacted or None, GEN_AI["conversation"]: session}
+        return self._telemetry.client_span(self._span, provider, model, known)
 
     def compaction(self, shaped: Shaped, policy: Policy) -> None:
         """Outcome and reason on the request's span; an own span where records were looked up."""
@@ -245,6 +239,9 @@ class RequestSpan:
     ) -> None:
         if error is not None:
             self._span.set_attribute("error.type", type(error).__name__)
+        if isinstance(error, ProxyError):
+            self.status(error.status)
+        elif isinstance(error, Exception):  # a client that left is nobody's error
             self._span.set_status(Status(StatusCode.ERROR))
         if not self._ended and not isinstance(self._span, NonRecordingSpan):
             self._ended = True
@@ -274,56 +271,19 @@ class ClientSpan:
         self._error = type(error).__name__
 
     def end(self, *, status: int = 0, usage: Usage | None = None, ended: str = "complete") -> None:
+        """The call is over. ``ended`` is how its answer ended; ``status`` is 0 where none came."""
         if self._ended:
             return
         self._ended = True
         error = self._error or (str(status) if status >= 400 else None) or (ended if ended != "complete" else None)
-        self._telemetry.book_call(self._provider, self._model, time.monotonic() - self._started, usage, error)
+        if self._model:
+            self._telemetry.book_call(self._provider, self._model, time.monotonic() - self._started, usage, error)
         if not self._owned:
             return
-        if status:
-            self._span.set_attribute("http.response.status_code", status)
+        known: dict[str, object] = {"http.response.status_code": status or None, "error.type": error}
         if usage is not None:
-            self._span.set_attribute(GEN_AI["input"], usage.prompt)
-            self._span.set_attribute(GEN_AI["output"], usage.completion)
-            self._span.set_attribute(GEN_AI["cached"], usage.cached)
+            known |= {GEN_AI["input"]: usage.prompt, GEN_AI["output"]: usage.completion, GEN_AI["cached"]: usage.cached}
+        self._span.set_attributes(attributes(known))
         if error is not None:
-            self._span.set_attribute("error.type", error)
             self._span.set_status(Status(StatusCode.ERROR))
         self._span.end()
-
-
-def compaction_attributes(shaped: Shaped, policy: Policy) -> dict[str, Any]:
-    """Everything that the ``compaction`` span says; counts, ids and words from closed lists."""
-    record = shaped.record
-    known: dict[str, Any] = {
-        "compaction.policy": policy.name,
-        "compaction.revision": policy.revision,
-        "compaction.outcome": shaped.outcome,
-        "compaction.reason": shaped.reason,
-        "compaction.source": shaped.source,
-        "compaction.tokens_before": shaped.tokens_before,
-        "compaction.tokens_after": shaped.tokens_after,
-        "compaction.tokens_limit": shaped.limit,
-        "compaction.messages_before": shaped.messages_before,
-        "compaction.messages_after": shaped.messages_after,
-    }
-    if record is not None:
-        known |= {
-            "compaction.strategy": record.strategy,
-            "compaction.covers": record.covers,
-            "compaction.summarized_to": record.summarized_to,
-            "compaction.generation": record.generation,
-            "compaction.id": record.id,
-            "compaction.trust": record.trust,
-            "compaction.degraded": record.degraded,
-        }
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def _counts(name: str) -> bool:
-    return name.endswith((".total", ".tokens"))
-
-
-def _host(base_url: str) -> str:
-    return base_url.partition("://")[2].partition("/")[0].rpartition("@")[2]
