@@ -132,11 +132,12 @@ def test_a_text_in_pieces_counts_as_the_whole(parts: list[str], size: int) -> No
     cut = list(pieces(text, size))
     assert "".join(cut) == text
     assert all(0 < len(piece) <= size for piece in cut)
-    hard = sum(1 for left, right in zip(cut, cut[1:], strict=False) if not _soft(left[-1], right[0]))
+    hard = [left for left, right in zip(cut, cut[1:], strict=False) if not _soft(left[-1], right[0])]
+    assert all(len(piece) == size for piece in hard), "only where no boundary is near"
     for vocabulary in (O200K, CL100K):
         whole = len(encoding(vocabulary).encode_ordinary(text))
         counted = sum(len(encoding(vocabulary).encode_ordinary(piece)) for piece in cut)
-        assert abs(counted - whole) <= 4 * hard
+        assert abs(counted - whole) <= 4 * len(hard)
 
 
 def _soft(before: str, after: str) -> bool:
