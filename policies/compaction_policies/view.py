@@ -100,12 +100,19 @@ def synthetic_bytes(transcript: Transcript, segments: tuple[Segment, ...]) -> by
 
 def view_tokens(transcript: Transcript, record: Record | None, units: Units) -> int:
     """What the request counts with a record applied, head and schemas included."""
-    total = units.fixed(transcript)
+    return both_tokens(transcript, record, units)[1]
+
+
+def both_tokens(transcript: Transcript, record: Record | None, units: Units) -> tuple[int, int]:
+    """What the request counts as the client sent it, and with a record applied."""
+    fixed = units.fixed(transcript)
+    sizes = [units.item(item) for item in transcript.items]
+    sent = fixed + sum(sizes)
     if record is None:
-        return total + sum(units.item(item) for item in transcript.items)
-    gone = hidden(record)
-    total += record.synthetic_tokens + sum(units.item(item) for item in transcript.items if item.index not in gone)
-    return total - sum(saved(transcript.items[op.item], op, units) for op in record.ops if op.kind != "drop")
+        return sent, sent
+    taken = sum(sizes[index] for index in hidden(record))
+    edits = sum(saved(transcript.items[op.item], op, units) for op in record.ops if op.kind != "drop")
+    return sent, sent - taken - edits + record.synthetic_tokens
 
 
 def saved(item: Item, op: Op, units: Units) -> int:

@@ -60,22 +60,25 @@ async def chat(request: Request, send: Send, services: Services, span: RequestSp
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The few top-level fields that routing needs; empty where the body is not a JSON object."""
+    """A request's top-level fields by their places; none where the body is not a JSON object."""
 
-    fields: Mapping[str, bytes]
+    data: bytes
+    fields: Mapping[str, wire.Span]
 
     @classmethod
     def of(cls, request: Request) -> Body:
         data = request.body or b""
         try:
-            spans = wire.object_spans(data)
+            return cls(data, wire.object_spans(data))
         except wire.Unreadable:
-            return cls({})
-        return cls({name: data[slice(*spans[name])] for name in ("model", "stream", *BODY_FIELDS) if name in spans})
+            return cls(data, {})
 
     def value(self, name: str) -> Any:
+        """The decoded field, ``None`` where it is absent or does not decode."""
+        if name not in self.fields:
+            return None
         try:
-            return wire.value_of(self.fields[name]) if name in self.fields else None
+            return wire.value_of(self.data[slice(*self.fields[name])])
         except wire.Unreadable:
             return None
 
@@ -143,6 +146,7 @@ async def shape(
         session=session,
         window=where.context_window or services.catalogue.context_window(body.model),
         tenant_secret=await tenant_secret(services),
+        fields=body.fields,
         summarizer=summarizer(request, body.model, who, where, services, span),
     )
     return await services.shaper.shape(conversation)

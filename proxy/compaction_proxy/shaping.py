@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from compaction_policies import wire
@@ -23,7 +23,7 @@ from compaction_policies.policy import ClearOldToolResults, Policy, SummarizeOld
 from compaction_policies.record import Record
 from compaction_policies.transcript import Item, Transcript
 from compaction_policies.validate import order_problem
-from compaction_policies.view import Piece, applies, apply, view_tokens
+from compaction_policies.view import Piece, applies, apply, both_tokens, view_tokens
 from compaction_proxy.compaction import Compactor, Result, Summarizer, Work
 from compaction_proxy.jobs import Jobs
 from compaction_proxy.store.keys import Scope
@@ -45,7 +45,7 @@ class Conversation:
     """One chat request as shaping needs it.
 
     Args:
-        body: the decoded JSON body.
+        body: the decoded JSON body; ``fields`` are the spans of its top-level keys, where known.
         model: the request's model name.
         policy: with the mode that is in force for this request.
         force: ``x-compaction: force``.
@@ -64,6 +64,7 @@ class Conversation:
     window: int | None
     tenant_secret: bytes
     summarizer: Summarizer
+    fields: Mapping[str, wire.Span] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Shaper:
         if len(conversation.body) < LEAST_BODY_BYTES:
             return unchanged("under-threshold")
         try:
-            request, transcript = await self._read(conversation.body)
+            request, transcript = await self._read(conversation)
         except wire.Unreadable as error:
             return unchanged("unreadable", detail=str(error))
         progress.read(request, transcript)
@@ -191,12 +192,13 @@ class Shaper:
         )
         return await self._compacted(progress, work, decision)
 
-    async def _read(self, body: bytes) -> tuple[openai_chat.ChatRequest, Transcript]:
+    async def _read(self, conversation: Conversation) -> tuple[openai_chat.ChatRequest, Transcript]:
         """Split and parse, off the loop where there is much to do."""
+        body, fields = conversation.body, conversation.fields
         if len(body) > _SPLIT_IN_LOOP_BYTES:
-            request = await self._counters.off_loop(openai_chat.split, body)
+            request = await self._counters.off_loop(openai_chat.split, body, fields)
         else:
-            request = openai_chat.split(body)
+            request = openai_chat.split(body, fields)
         if openai_chat.unknown_bytes(request, self._memo) > _PARSE_IN_LOOP_BYTES:
             return request, await self._counters.off_loop(openai_chat.read, request, self._memo)
         return request, openai_chat.read(request, self._memo)
@@ -219,9 +221,9 @@ class Shaper:
             len(part.text) for item in transcript.items for part in item.parts if not counter.knows(part.text)
         )
         if unknown + len(progress.conversation.body) // 16 > OFF_LOOP_BYTES:
-            before, after = await self._counters.off_loop(_both, transcript, progress.base, units)
+            before, after = await self._counters.off_loop(both_tokens, transcript, progress.base, units)
         else:
-            before, after = _both(transcript, progress.base, units)
+            before, after = both_tokens(transcript, progress.base, units)
         progress.tokens_before, progress.tokens_after = before, after
         return after
 
@@ -339,11 +341,6 @@ _EMPTY = Transcript("", (), (), (), (), ())
 def derived_session(transcript: Transcript) -> str | None:
     """The chain hash after the second item; shorter requests have no session and need none."""
     return transcript.chain[2].hex() if len(transcript.items) >= 2 else None
-
-
-def _both(transcript: Transcript, base: Record | None, units: Units) -> tuple[int, int]:
-    before = view_tokens(transcript, None, units)
-    return before, before if base is None else view_tokens(transcript, base, units)
 
 
 def _limits(policy: Policy, window: int | None, transcript: Transcript) -> Limits:

@@ -104,10 +104,14 @@ class Memo:
             self._bytes -= 3 * len(old) + 1_000
 
 
-def split(body: bytes) -> ChatRequest:
-    """Split a body at its messages without parsing them. Raises :class:`wire.Unreadable`."""
+def split(body: bytes, fields: Mapping[str, wire.Span] | None = None) -> ChatRequest:
+    """Split a body at its messages without parsing them. Raises :class:`wire.Unreadable`.
+
+    Args:
+        fields: the spans of its top-level keys, where the caller has them already.
+    """
     wire.check_encoding(body)
-    fields = wire.object_spans(body)
+    fields = fields or wire.object_spans(body)
     if "messages" not in fields:
         message = "no messages"
         raise wire.Unreadable(message)
