@@ -71,7 +71,7 @@ class Telemetry:
             self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
             for sink in sinks:
                 self._tracers.add_span_processor(batched(sink))
-        self._tracer = (self._tracers or trace.NoOpTracerProvider()).get_tracer("compaction_proxy", __version__)
+        self._tracer = self._tracers.get_tracer("compaction_proxy", __version__) if self._tracers is not None else None
         self._local = InMemoryMetricReader()
         readers: list[MetricReader] = [self._local]
         if not switched_off(environment):
@@ -99,27 +99,28 @@ class Telemetry:
             if name in (b"traceparent", b"tracestate")
         }
         parent = _propagator.extract(carrier)
+        if self._tracer is None:
+            return RequestSpan(self, trace.get_current_span(parent))  # the caller's trace passes through
         said = request_attributes(method, path)
         name = request_name(method, path)
-        span = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER, attributes=said)
-        if not span.get_span_context().is_valid:
-            span = trace.get_current_span(parent)  # no tracing of ours: the caller's trace passes through
-        return RequestSpan(self, span)
+        return RequestSpan(self, self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER, attributes=said))
 
     def client_span(
         self, parent: Span, provider: ProviderSettings, model: str, known: Mapping[str, object]
     ) -> ClientSpan:
         """A CLIENT span of a provider call."""
+        if self._tracer is None:
+            return ClientSpan(self, parent, provider.name, model, owned=False)
         said = provider_attributes(provider, model) | attributes(known if model else {})
         name = f"chat {plain(model)}" if model else "forward"
         context = trace.set_span_in_context(parent)
         span = self._tracer.start_span(name, context=context, kind=SpanKind.CLIENT, attributes=said)
-        if not span.get_span_context().is_valid:
-            span = parent
-        return ClientSpan(self, span, provider.name, model, owned=span is not parent)
+        return ClientSpan(self, span, provider.name, model, owned=True)
 
     def compaction_span(self, parent: Span, shaped: Shaped, policy: Policy) -> None:
         """The INTERNAL span of a shaped conversation, recorded once it is known."""
+        if self._tracer is None:
+            return
         end = time.time_ns()
         span = self._tracer.start_span(
             "compaction",
@@ -222,7 +223,7 @@ class RequestSpan:
         """Outcome and reason on the request's span; an own span where records were looked up."""
         self._span.set_attribute("compaction.outcome", shaped.outcome)
         self._span.set_attribute("compaction.reason", shaped.reason)
-        if shaped.looked_up and self._span.is_recording():
+        if shaped.looked_up:
             self._telemetry.compaction_span(self._span, shaped, policy)
 
     def status(self, status: int) -> None:
