@@ -41,6 +41,7 @@ async def chat(request: Request, send: Send, services: Services, span: RequestSp
     named = where.policy.session
     session = identify(request.header, body.session_fields(), named.headers, named.body_fields)
     shaped = await shape(request, body, who, where, session, services, span)
+    span.compaction(shaped, where.policy)
     relayed = Relayed()
     overhead = time.monotonic() - started
     compacted = shaped.record is not None
@@ -212,7 +213,7 @@ class SummaryRoute:
     span: RequestSpan
 
     async def send(self, body: Mapping[str, Any], timeout_seconds: float) -> Reply:
-        call = self.span.client(self.provider, self.model, stream=False)
+        call = self.span.client(self.provider, self.model, stream=False, purpose="summary")
         headers = request_headers(self.provider, self.lent, strip_credentials=False, same_body=False)
         marked = (*headers, (b"content-type", b"application/json"), (HOP_HEADER.encode(), b"1"), *call.headers_out())
         try:

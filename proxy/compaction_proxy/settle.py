@@ -29,7 +29,6 @@ class Settled:
 def settle(done: Settled, services: Services, span: RequestSpan, call: ClientSpan) -> None:
     """Book a finished request."""
     call.end(status=done.relayed.status, usage=done.relayed.usage, ended=done.relayed.ended)
-    span.compaction(done.shaped, done.where.policy)
     span.status(done.relayed.status)
     services.telemetry.count(done.shaped, done.overhead)
     _log(done, span)

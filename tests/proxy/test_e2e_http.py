@@ -286,6 +286,9 @@ async def test_no_text_and_no_key_in_spans_logs_and_metrics(caplog: pytest.LogCa
     first = next(span for span in finished if span.name == "compaction")
     calls = [span for span in finished if span.name == "chat m"]
     assert [(span.attributes or {})["gen_ai.usage.input_tokens"] for span in calls] == [11, 11, 11], "the summary's too"
+    assert [(span.attributes or {}).get("compaction.purpose") for span in calls] == ["summary", None, None]
+    assert calls[0].end_time <= calls[1].start_time
+    assert 'compaction_purpose="summary"' in metrics
     assert "gen_ai.conversation.id" not in (calls[-1].attributes or {}), "only an id that a client sent"
     attributes: dict[str, Any] = dict(first.attributes or {})
     assert attributes["compaction.outcome"] == "compacted"

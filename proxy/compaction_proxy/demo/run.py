@@ -85,6 +85,7 @@ async def demo(console: Console) -> int:
                     live.update(table(run.rows, last=console.height - 6 if console.is_terminal else None))
                 live.update(table(run.rows))
             await client.close()
+    counters.close()
     report(console, model, run)
     return 0 if any(row.said.startswith("compacted") for row in run.rows) else 1
 

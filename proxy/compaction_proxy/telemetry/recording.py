@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
+from typing import Literal
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -153,9 +154,22 @@ class Telemetry:
             self._counters["context.compaction.sticky.hit.total"].add(1)
         self._histograms["compaction_proxy.overhead"].record(overhead_seconds)
 
-    def book_call(self, provider: str, model: str, seconds: float, usage: Usage | None, error: str | None) -> None:
-        """Book a model call. A provider that names no usage adds none."""
-        known = {GEN_AI["operation"]: "chat", GEN_AI["provider"]: provider, GEN_AI["model"]: model}
+    def book_call(
+        self,
+        provider: str,
+        model: str,
+        seconds: float,
+        usage: Usage | None,
+        error: str | None,
+        purpose: str | None = None,
+    ) -> None:
+        """Book a model call. A provider that names no usage adds none; what summaries cost stands apart by ``purpose``."""
+        known = {
+            GEN_AI["operation"]: "chat",
+            GEN_AI["provider"]: provider,
+            GEN_AI["model"]: model,
+            "compaction.purpose": purpose,
+        }
         said = attributes({**known, "error.type": error})
         self._histograms["gen_ai.client.operation.duration"].record(seconds, said)
         if usage is not None:
@@ -214,10 +228,18 @@ class RequestSpan:
         stream: bool,
         compacted: bool = False,
         session: str | None = None,
+        purpose: Literal["summary"] | None = None,
     ) -> ClientSpan:
         """The span of a call to a provider on behalf of this request. ``model`` is empty where no model is called."""
-        known = {GEN_AI["stream"]: stream, GEN_AI["compacted"]: compacted or None, GEN_AI["conversation"]: session}
-        return self._telemetry.client_span(self._span, provider, model, known)
+        known = {
+            GEN_AI["stream"]: stream,
+            GEN_AI["compacted"]: compacted or None,
+            GEN_AI["conversation"]: session,
+            "compaction.purpose": purpose,
+        }
+        call = self._telemetry.client_span(self._span, provider, model, known)
+        call.purpose = purpose
+        return call
 
     def compaction(self, shaped: Shaped, policy: Policy) -> None:
         """Outcome and reason on the request's span; an own span where records were looked up."""
@@ -257,6 +279,7 @@ class ClientSpan:
         self._span = span
         self._provider = provider
         self._model = model
+        self.purpose: str | None = None
         self._owned = owned
         self._started = time.monotonic()
         self._error: str | None = None
@@ -278,7 +301,8 @@ class ClientSpan:
         self._ended = True
         error = self._error or (str(status) if status >= 400 else None) or (ended if ended != "complete" else None)
         if self._model:
-            self._telemetry.book_call(self._provider, self._model, time.monotonic() - self._started, usage, error)
+            took = time.monotonic() - self._started
+            self._telemetry.book_call(self._provider, self._model, took, usage, error, self.purpose)
         if not self._owned:
             return
         known: dict[str, object] = {"http.response.status_code": status or None, "error.type": error}

@@ -53,6 +53,7 @@ ATTRIBUTES: dict[str, type[str] | type[int] | type[bool]] = {
     "server.address": str,
     "server.port": int,
     "error.type": str,
+    "compaction.purpose": str,
     "source": str,
     "strategy": str,
     "reason": str,
