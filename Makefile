@@ -37,7 +37,7 @@ check: $(READY)
 
 bench: $(READY)
 	@echo "running benchmarks/economics.py"
-	@cd $(ROOT) && $(BIN)/python benchmarks/economics.py $(ARGS)
+	@cd $(ROOT) && $(BIN)/python -m benchmarks.economics $(ARGS)
 
 test-container:
 	@bash $(ROOT)/tests/container/build.sh

@@ -114,7 +114,12 @@ def test_every_user_message_survives_all_events_of_a_long_session() -> None:
     assert asyncio.run(play()) >= 2
 
 
-@pytest.mark.parametrize("odd", oddities(), ids=lambda odd: odd["id"])
+NO_ODDITIES = pytest.param(
+    {"id": "none"}, marks=pytest.mark.skip(reason="needs the shared corpus: the sample has no odd arrays")
+)
+
+
+@pytest.mark.parametrize("odd", oddities() or [NO_ODDITIES], ids=lambda odd: odd["id"])
 def test_odd_arrays_are_never_made_worse(odd: dict[str, Any]) -> None:
     """A group is kept as it was sent or goes whole; what was paired stays paired."""
 
