@@ -80,6 +80,7 @@ class Shaped:
     looked_up: bool = False
     tokens_before: int | None = None
     tokens_after: int | None = None
+    estimated: bool = False
     limit: int | None = None
     messages_before: int | None = None
     messages_after: int | None = None
@@ -225,6 +226,7 @@ class Shaper:
         else:
             before, after = both_tokens(transcript, progress.base, units)
         progress.tokens_before, progress.tokens_after = before, after
+        progress.estimated = not counter.exact
         return after
 
     def _handle(self, conversation: Conversation) -> Callable[[bytes], str]:
@@ -303,6 +305,7 @@ class _Progress:
         self.limit: int | None = None
         self.tokens_before: int | None = None
         self.tokens_after: int | None = None
+        self.estimated = False
         self._request: openai_chat.ChatRequest | None = None
 
     def read(self, request: openai_chat.ChatRequest, transcript: Transcript) -> None:
@@ -325,6 +328,7 @@ class _Progress:
             "looked_up": self.looked_up,
             "tokens_before": self.tokens_before,
             "tokens_after": self.tokens_after,
+            "estimated": self.estimated,
             "limit": self.limit,
             "messages_before": before,
             "messages_after": head + len(self.pieces) if self.body is not None else before,

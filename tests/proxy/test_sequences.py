@@ -490,3 +490,14 @@ def test_clearing_frees_what_is_needed_and_at_most_one_group_more() -> None:
         assert 1_000 - 110 <= sent.record.tokens_after <= 1_000
 
     asyncio.run(play())
+
+
+def test_counts_without_a_vocabulary_say_that_they_are_estimates() -> None:
+    async def play() -> None:
+        bench = Bench()
+        assert not (await bench.send([*turns(0, 30), user(90)])).shaped.estimated
+        counter = await bench.shaper._counters.get("m")
+        counter.exact = False
+        assert (await bench.send([*turns(0, 31), user(90)])).shaped.estimated
+
+    asyncio.run(play())

@@ -66,6 +66,7 @@ ATTRIBUTES: dict[str, type[str] | type[int] | type[bool]] = {
     "compaction.tokens_before": int,
     "compaction.tokens_after": int,
     "compaction.tokens_limit": int,
+    "compaction.tokens_estimated": bool,
     "compaction.messages_before": int,
     "compaction.messages_after": int,
     "compaction.covers": int,
@@ -158,6 +159,7 @@ def compaction_attributes(shaped: Shaped, policy: Policy) -> Said:
         "compaction.tokens_before": shaped.tokens_before,
         "compaction.tokens_after": shaped.tokens_after,
         "compaction.tokens_limit": shaped.limit,
+        "compaction.tokens_estimated": shaped.estimated or None,
         "compaction.messages_before": shaped.messages_before,
         "compaction.messages_after": shaped.messages_after,
     }
