@@ -288,7 +288,7 @@ class Shaper:
                 handle=self._handle(conversation),
             )
             planned = await self._counters.off_loop(plan, situation)
-            detail = planned.reason if isinstance(planned, NoPlan) else f"would {planned.strategy}"
+            detail = planned.reason if isinstance(planned, NoPlan) else planned.strategy
         return unchanged("shadow", detail=detail, **progress.counts())
 
 

@@ -352,3 +352,22 @@ async def test_the_summary_is_in_the_span_only_where_asked_for() -> None:
                 await proxy.post(body(LONG))
                 proxy.proxy.services().telemetry.shutdown()
         assert ("THE-SUMMARY" in "".join(span.to_json() for span in spans.get_finished_spans())) is asked
+
+
+async def test_shadow_says_what_would_be_done() -> None:
+    spans = InMemorySpanExporter()
+    upstream = ScriptedUpstream()
+    async with (
+        upstream.running(),
+        running_proxy(config(upstream, policy=CLEAR + "    mode: shadow\n"), exporter=spans) as proxy,
+    ):
+        for messages in ([user(0), *loop(1, 20, 150)], [user(0, 400)]):
+            got = await proxy.post(body(messages))
+            assert got.said == "unchanged; reason=shadow"
+            assert upstream.requests[-1].messages == messages
+        proxy.proxy.services().telemetry.shutdown()
+    said = [dict(span.attributes or {}) for span in spans.get_finished_spans() if span.name.startswith("POST")]
+    assert said[0]["compaction.would"] == "clear-old-tool-results"
+    assert said[0]["compaction.tokens_before"] > said[0]["compaction.tokens_limit"] == 2000
+    assert "compaction.would" not in said[1]
+    assert upstream.summaries == []

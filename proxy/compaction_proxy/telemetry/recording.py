@@ -245,6 +245,13 @@ class RequestSpan:
         """Outcome and reason on the request's span; an own span where records were looked up."""
         self._span.set_attribute("compaction.outcome", shaped.outcome)
         self._span.set_attribute("compaction.reason", shaped.reason)
+        if shaped.reason == "shadow":
+            known = {
+                "compaction.would": shaped.detail or None,
+                "compaction.tokens_before": shaped.tokens_before,
+                "compaction.tokens_limit": shaped.limit,
+            }
+            self._span.set_attributes(attributes(known))
         if shaped.looked_up:
             self._telemetry.compaction_span(self._span, shaped, policy)
 

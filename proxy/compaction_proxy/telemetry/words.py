@@ -54,6 +54,7 @@ ATTRIBUTES: dict[str, type[str] | type[int] | type[bool]] = {
     "server.port": int,
     "error.type": str,
     "compaction.purpose": str,
+    "compaction.would": str,
     "source": str,
     "strategy": str,
     "reason": str,
