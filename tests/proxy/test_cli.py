@@ -67,8 +67,10 @@ def test_check_warns_of_policies_that_never_fire_and_of_text_that_goes_elsewhere
 def test_schema_describes_every_shipped_configuration() -> None:
     whole = json.loads(run("schema")[1])
     single = json.loads(run("schema", "--policy")[1])
-    for file in (ROOT / "config").glob("*.yaml"):
-        jsonschema.validate(yaml.safe_load(file.read_text()), whole)
+    for file in [*(ROOT / "config").glob("*.yaml"), ROOT / "examples" / "proxy.yaml"]:
+        text = file.read_text()
+        jsonschema.validate(yaml.safe_load(text), whole)
+        assert (file.parent / text.splitlines()[0].partition("$schema=")[2]).exists(), file
     for file in [
         *(ROOT / "config" / "policies").glob("*.yaml"),
         *(ROOT / "policies" / "compaction_policies" / "presets").glob("*.yaml"),
