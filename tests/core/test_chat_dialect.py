@@ -53,6 +53,7 @@ SAME: dict[str, list[Message]] = {
     ],
     "null, missing, empty content": [BASE[0], {**BASE[1], "content": ""}, *BASE[2:]],
     "an empty list of parts": [BASE[0], {**BASE[1], "content": []}, *BASE[2:]],
+    "an empty text part": [BASE[0], {**BASE[1], "content": [{"type": "text", "text": ""}]}, *BASE[2:]],
     "no content at all": [BASE[0], {key: value for key, value in BASE[1].items() if key != "content"}, *BASE[2:]],
     "key order": [dict(reversed(message.items())) for message in BASE],
     "arguments written again": [BASE[0], call('{"b":[0.10,"x"],"a":1.0}'), *BASE[2:]],
@@ -132,6 +133,85 @@ def test_which_call_a_result_answers_is_part_of_its_identity() -> None:
     assert read(one).chain[-1] != read(two).chain[-1]
 
 
+PAIRS: dict[str, tuple[list[Message], list[Message]]] = {
+    "a custom tool and a function": (
+        [user(0), call("abc")],
+        [
+            user(0),
+            {**call("abc"), "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "abc"}}]},
+        ],
+    ),
+    "a number and what stands for one inside": (
+        [user(0), call('{"a": 1}')],
+        [user(0), call('{"a": {"\\u0000number": "1e0"}}')],
+    ),
+    "a late result of one call and of another": (
+        [user(0), call("{}", "a"), user(1), call("{}", "b"), result("a")],
+        [user(0), call("{}", "a"), user(1), call("{}", "b"), result("b")],
+    ),
+    "a list among the parts": (
+        [{"role": "user", "content": [["text", "x"]]}],
+        [{"role": "user", "content": "x"}],
+    ),
+    "arguments that are text and that are JSON": ([user(0), call('"a"')], [user(0), call("a")]),
+}
+
+
+@pytest.mark.parametrize("how", PAIRS)
+def test_what_is_only_alike_has_another_chain(how: str) -> None:
+    one, two = PAIRS[how]
+    assert read(one).chain[-1] != read(two).chain[-1]
+
+
+def test_numbers_inside_unknown_parts_are_exact() -> None:
+    def chain(number: str) -> bytes:
+        part = b'{"type": "chart", "n": ' + number.encode() + b"}"
+        return read_bytes(b'{"messages": [{"role": "user", "content": [' + part + b"]}]}").chain[-1]
+
+    assert chain("1e400") != chain("1e401")
+    assert chain("12345678901234567890123") != chain("12345678901234567890124")
+    assert chain("0.10") == chain("0.1")
+
+
+WORDS = st.sampled_from(["", "a", "b", "1", "1.0", '"a"', "\x00"])
+SAID = st.one_of(st.none(), WORDS, st.lists(st.builds(lambda text: {"type": "text", "text": text}, WORDS), max_size=2))
+CALLS = st.lists(
+    st.builds(lambda name, arguments: {"name": name, "arguments": arguments}, st.sampled_from("fg"), WORDS), max_size=2
+)
+SHORT = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), SAID, CALLS), min_size=1, max_size=3)
+
+
+def meaning(messages: list[Any]) -> list[Any]:
+    """What messages say, by another way than the dialect's: texts in order, calls with their values."""
+    said = []
+    for role, content, calls in messages:
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+        said.append((role, texts if texts != [""] else [], [(c["name"], value(c["arguments"])) for c in calls]))
+    return said
+
+
+def value(arguments: str) -> Any:
+    try:
+        return ("json", type(loaded := json.loads(arguments)) is str, loaded)
+    except ValueError:
+        return ("text", arguments)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(SHORT, SHORT)
+def test_two_arrays_share_a_chain_exactly_where_they_say_the_same(one: list[Any], two: list[Any]) -> None:
+    def chain(messages: list[Any]) -> bytes:
+        return read(
+            [
+                {"role": role, "content": content}
+                | ({"tool_calls": [{"id": f"c{at}", "function": c} for at, c in enumerate(calls)]} if calls else {})
+                for role, content, calls in messages
+            ]
+        ).chain[-1]
+
+    assert (chain(one) == chain(two)) == (meaning(one) == meaning(two))
+
+
 def test_the_head_is_no_part_of_the_chain() -> None:
     one = read([{"role": "system", "content": "12:00"}, {"role": "developer", "content": "x"}, *BASE])
     two = read([{"role": "system", "content": "12:01"}, *BASE])
@@ -198,6 +278,7 @@ def test_results_that_report_an_error_are_known(content: str, failed: bool) -> N
         [{"role": "user", "content": 5}],
         [{"role": "assistant", "tool_calls": {}}],
         [{"role": "assistant", "tool_calls": [{"id": "x"}]}],
+        [{"role": "assistant", "tool_calls": ["x"]}],
     ],
 )
 def test_arrays_that_the_dialect_does_not_know_are_unreadable(messages: list[Any]) -> None:
@@ -259,3 +340,12 @@ def test_output_limits_tools_and_schemas_are_seen() -> None:
     assert transcript.tool_names == {"f", "g"}
     assert transcript.max_tokens == 7
     assert len(transcript.schemas) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": []}], [{"type": {}}, 5, None, {}], [[]], [{"type": "image_url", "image_url": [1]}]]
+)
+def test_strange_parts_are_opaque(content: Any) -> None:
+    transcript = read([{"role": "user", "content": content}, assistant(1)])
+    assert len(transcript.items) == 2
+    assert transcript.chain != read([{"role": "user", "content": "x"}, assistant(1)]).chain

@@ -141,7 +141,8 @@ def read(request: ChatRequest, memo: Memo) -> Transcript:
         call_name = ""
         if message.answers is not None:
             owner, ordinal = ordinals.get(index, (-1, -1))
-            fingerprint = hashlib.blake2b(b"%d:" % ordinal + message.digest, digest_size=16).digest()
+            place = b"%d:%d:" % (index - owner if owner >= 0 else 0, ordinal)
+            fingerprint = hashlib.blake2b(place + message.digest, digest_size=16).digest()
             call_name = body[owner].calls[ordinal].name if owner >= 0 else ""
         chain.append(hashlib.blake2b(chain[-1] + fingerprint, digest_size=16).digest())
         calls = tuple(
@@ -252,7 +253,7 @@ def _parse(raw: bytes) -> Parsed:
         answers = _LEGACY_CALL
     return Parsed(
         role=role,
-        digest=_digest(role, fields, calls),
+        digest=_digest(role, fields, _exact_content(content, raw, spans.get("content")), calls),
         text=text,
         parts=tuple(parts),
         calls=tuple(calls),
@@ -283,7 +284,7 @@ def _content(content: Any, raw: bytes, span: wire.Span | None) -> tuple[str, lis
     hidden: list[str] = []
     places = wire.array_spans(raw[span[0] : span[1]])
     for part, (start, end) in zip(content, places, strict=True):
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = _kind(part)
         if isinstance(part, str):
             texts.append(part)
         elif kind in _HIDDEN_PARTS:
@@ -343,47 +344,51 @@ def _arguments(raw: bytes, start: int, end: int, key: str, parts: list[Part]) ->
             if isinstance(value, str):
                 parts.append(Part(key, start + first, start + last, value))
                 return value
-            return _canonical_text(value)
+            return raw[start + first : start + last].decode("utf-8", "surrogatepass")
     return ""
 
 
 # ---------------------------------------------------------------- what a message means
 
 
-def _digest(role: str, fields: Mapping[str, Any], calls: Sequence[Call]) -> bytes:
+def _digest(role: str, fields: Mapping[str, Any], content: Any, calls: Sequence[Call]) -> bytes:
     """The canonical form of design section 5, hashed: role, name, content as parts, refusal, calls. No ids, no extras."""
     form: list[Any] = [role]
     name = fields.get("name")
     if role not in ("tool", "function") and isinstance(name, str) and name:
         form.append(["name", name])
-    content = _canonical_content(fields.get("content"))
+    content = _canonical_content(content)
     if content:
         form.append(["content", content])
     for key in ("refusal", "audio"):
         if fields.get(key):
             form.append([key, fields[key]])
     if calls:
-        kinds = ["legacy" if call.id == _LEGACY_CALL else "call" for call in calls]
-        form.append(
-            [
-                "calls",
-                [[kind, call.name, _canonical_json(call.arguments)] for kind, call in zip(kinds, calls, strict=True)],
-            ]
-        )
+        listed = fields.get("tool_calls") or ()
+        kinds = ["custom" if isinstance(call.get("custom"), dict) else "function" for call in listed]
+        kinds += ["legacy"] * (len(calls) - len(kinds))
+        said = [[kind, call.name, _canonical_json(call.arguments)] for kind, call in zip(kinds, calls, strict=True)]
+        form.append(["calls", said])
     return hashlib.blake2b(_canonical_text(form).encode("ascii"), digest_size=16).digest()
 
 
+def _exact_content(content: Any, raw: bytes, span: wire.Span | None) -> Any:
+    """The content with its numbers exact, where it holds more than text."""
+    if span is None or not isinstance(content, list) or all(_kind(part) == "text" for part in content):
+        return content
+    return _exact(raw[span[0] : span[1]].decode("utf-8", "surrogatepass"))
+
+
 def _canonical_content(content: Any) -> list[Any]:
-    if content is None or content == "":
-        return []
-    if isinstance(content, str):
-        return [["text", content]]
+    """Parts; a string is one text part, and an empty one is none."""
+    if content is None or isinstance(content, str):
+        return [["text", content]] if content else []
     parts: list[Any] = []
     for part in content:
         if isinstance(part, str):
             parts.append(["text", part])
         elif isinstance(part, dict):
-            kind = part.get("type")
+            kind = _kind(part)
             if kind in _HIDDEN_PARTS:
                 continue
             if kind == "text" and isinstance(part.get("text"), str):
@@ -393,16 +398,32 @@ def _canonical_content(content: Any) -> list[Any]:
                     {key: value for key, value in part.items() if key not in _DROPPED_KEYS and value is not None}
                 )
         else:
-            parts.append(part)
-    return parts
+            parts.append(["other", part])
+    return [] if parts == [["text", ""]] else parts
+
+
+def _kind(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _canonical_json(text: str) -> Any:
     """Arguments as parsed JSON where they parse, numbers by value at any size; else the text."""
     try:
-        return ["json", json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_constant)]
+        return ["json", _exact(text)]
     except (ValueError, RecursionError):
         return ["text", text]
+
+
+def _exact(text: str) -> Any:
+    """JSON with each number as an object of its own kind, which no object of the text can be."""
+    return json.loads(
+        text, parse_int=_number, parse_float=_number, parse_constant=_constant, object_pairs_hook=_no_number
+    )
+
+
+def _no_number(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {"\x00" + key if key.startswith("\x00") else key: value for key, value in pairs}
 
 
 def _number(text: str) -> dict[str, str]:
