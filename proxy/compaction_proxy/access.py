@@ -102,7 +102,14 @@ def check_admin(settings: ServerSettings, header: _Header, peer: str) -> None:
             message = "the admin key is required (server.adminKey), as a bearer token or in x-compaction-admin-key"
             raise Unauthorized(message)
         return
-    address = client_address(peer, header("x-forwarded-for"), settings.trusted_proxies)
+    forwarded_for = header("x-forwarded-for")
+    if (forwarded_for or header("forwarded")) and not _within(peer, settings.trusted_proxies):
+        message = (
+            "a forwarded request does not come from this machine: admin paths want server.adminKey, "
+            "or the proxy in front listed in server.trustedProxies"
+        )
+        raise Forbidden(message)
+    address = client_address(peer, forwarded_for, settings.trusted_proxies)
     if not is_loopback(address) and address != "":
         message = "admin paths answer this machine alone while server.adminKey is not set"
         raise Forbidden(message)

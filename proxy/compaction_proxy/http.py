@@ -46,12 +46,14 @@ class Request:
     scheme: str = "http"
 
     def header(self, name: str) -> str | None:
-        """The first value of a header, without surrounding space; ``None`` where absent."""
+        """The value of a header, without surrounding space; ``None`` where absent.
+
+        Lines of the same name are one list, joined by commas (RFC 9110, 5.3): some proxies add their ``X-Forwarded-For``
+        as a line of its own behind the one that a client sent.
+        """
         wanted = name.lower().encode("ascii")
-        for key, value in self.headers:
-            if key == wanted:
-                return value.decode("latin-1").strip()
-        return None
+        values = [value.strip() for key, value in self.headers if key == wanted]
+        return b", ".join(values).decode("latin-1") if values else None
 
 
 async def read_request(scope: Scope, receive: Receive, max_body_bytes: int) -> Request:
@@ -160,6 +162,9 @@ def _inflated(sent: bytes, encoding: str) -> Any:
             yield inflate.decompress(pending, _PIECE)
             pending = inflate.unconsumed_tail
         yield inflate.flush()
+        if not inflate.eof:
+            message = "the deflate stream is cut off"
+            raise EOFError(message)
         return
     with gzip.GzipFile(fileobj=io.BytesIO(sent)) as file:
         while piece := file.read(_PIECE):

@@ -50,6 +50,8 @@ async def relay(response: Response, send: Send, more_headers: Iterable[tuple[byt
     """Send an answer on. ``relayed`` is filled as it goes, so that it is right on every way out. Raises :class:`BrokenOff`."""
     relayed.status = response.status
     headers = [*response_headers(response.headers), *more_headers]
+    if response.status == 304:  # its content-length is that of the body that it does not have
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
     plain = not any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers)
     tail = b""
     try:

@@ -1,6 +1,7 @@
 """Provider kind ``openai``: raw forwarding over one pooled client. Bytes go out and come back as they are.
 
-One retry, on a pooled connection that turned out to be closed before a byte of the answer came, and on nothing else.
+One retry, on a pooled connection that turned out to be closed before a byte of the answer came, and on nothing else. It
+goes over a new connection: where one pooled connection is dead, the others often are too.
 """
 
 from __future__ import annotations
@@ -71,21 +72,12 @@ class Upstream:
     def __init__(self) -> None:
         tracing = aiohttp.TraceConfig(trace_config_ctx_factory=_context)  # type: ignore[arg-type]
         tracing.on_connection_reuseconn.append(_reused)
-        self._session = aiohttp.ClientSession(
-            trace_configs=[tracing],
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
-            trust_env=False,
-            read_bufsize=256 * 1024,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            max_line_size=64 * 1024,
-            max_field_size=64 * 1024,
-        )
+        self._pooled = _session(aiohttp.TCPConnector(limit=0, ttl_dns_cache=60), tracing)
+        self._unpooled = _session(aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, force_close=True), tracing)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._pooled.close()
+        await self._unpooled.close()
 
     async def send(
         self,
@@ -101,24 +93,26 @@ class Upstream:
         Raises :class:`UpstreamUnreachable` and :class:`UpstreamTimeout`.
         """
         url = target(provider, path_after_v1, query)
-        sent = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        sent = CIMultiDict((_text(name), _text(value)) for name, value in headers)
         try:
-            reply = await self._once(provider, method, url, sent, body)
+            reply = await self._once(self._pooled, provider, method, url, sent, body)
         except _Stale:
-            try:
-                reply = await self._once(provider, method, url, sent, body)
-            except _Stale as error:
-                message = f"provider {provider.name} closed the connection without an answer"
-                raise UpstreamUnreachable(message) from error
+            reply = await self._once(self._unpooled, provider, method, url, sent, body)
         return Response(reply.status, tuple(reply.raw_headers), reply, provider.timeouts.idle_seconds)
 
     async def _once(
-        self, provider: ProviderSettings, method: str, url: URL, headers: CIMultiDict[str], body: bytes
+        self,
+        session: aiohttp.ClientSession,
+        provider: ProviderSettings,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: bytes,
     ) -> aiohttp.ClientResponse:
         connection = _Connection()
         try:
             async with asyncio.timeout(provider.timeouts.first_byte_seconds):
-                return await self._session.request(
+                return await session.request(
                     method,
                     url,
                     headers=headers,
@@ -136,8 +130,8 @@ class Upstream:
         except aiohttp.ClientConnectorError as error:
             message = f"provider {provider.name} cannot be reached ({type(error).__name__})"
             raise UpstreamUnreachable(message) from None
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if connection.reused:
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError) as error:
+            if connection.reused and not _began(error):
                 raise _Stale from error
             message = f"provider {provider.name} closed the connection without an answer"
             raise UpstreamUnreachable(message) from None
@@ -160,6 +154,36 @@ class Upstream:
         except TimeoutError:
             message = f"no answer within {timeout_seconds:g} seconds"
             raise UpstreamTimeout(message) from None
+
+
+def _session(connector: aiohttp.TCPConnector, tracing: aiohttp.TraceConfig) -> aiohttp.ClientSession:
+    session = aiohttp.ClientSession(
+        trace_configs=[tracing],
+        connector=connector,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        trust_env=False,
+        read_bufsize=256 * 1024,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        max_line_size=64 * 1024,
+        max_field_size=64 * 1024,
+    )
+    session._retry_connection = False  # aiohttp's own second attempt, for GET and the like, on new connections too
+    return session
+
+
+def _text(value: bytes) -> str:
+    """Header bytes as text that aiohttp, which encodes as UTF-8, writes as the same bytes; others are taken for latin-1."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _began(error: aiohttp.ClientConnectionError) -> bool:
+    """True if a part of an answer came: the provider has read the request. aiohttp's message is then no string."""
+    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
 
 
 class _Stale(Exception):
@@ -203,14 +227,14 @@ def request_headers(
         dropped |= {b"content-encoding"}
     if strip_credentials or provider.api_key is not None:
         dropped |= _CREDENTIALS
-    own = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in provider.headers.items()}
+    own = {name.lower().encode(): value.encode() for name, value in provider.headers.items()}
     kept = [
         (name, value)
         for name, value in listed
         if name not in dropped and name not in own and not name.startswith(b"x-compaction")
     ]
     if provider.api_key is not None and b"authorization" not in own:
-        kept.append((b"authorization", b"Bearer " + provider.api_key.encode("latin-1", "replace")))
+        kept.append((b"authorization", b"Bearer " + provider.api_key.encode()))
     return (*kept, *own.items())
 
 

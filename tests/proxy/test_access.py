@@ -75,6 +75,17 @@ def test_forwarded_addresses_are_believed_from_trusted_proxies_only() -> None:
     assert client_address("10.0.0.1", None, ("10.0.0.0/8",)) == "10.0.0.1"
 
 
+def test_a_request_that_some_proxy_forwarded_is_not_from_this_machine() -> None:
+    public = replace(SERVER, trusted_proxies=("10.0.0.5",))
+    spoofed = header(x_forwarded_for="127.0.0.1,8.8.8.8")
+    with pytest.raises(Forbidden):
+        check_admin(public, spoofed, "10.0.0.5")
+    for forwarded in (header(x_forwarded_for="127.0.0.1"), header(forwarded="for=127.0.0.1")):
+        with pytest.raises(Forbidden, match="trustedProxies"):
+            check_admin(SERVER, forwarded, "127.0.0.1")
+    check_admin(replace(SERVER, trusted_proxies=("127.0.0.1",)), header(x_forwarded_for="127.0.0.1"), "127.0.0.1")
+
+
 SESSIONS: list[tuple[dict[str, str], dict[str, Any], str | None]] = [
     ({}, {}, None),
     ({"x-compaction-session": "ours", "x-session-id": "x"}, {}, "ours"),
