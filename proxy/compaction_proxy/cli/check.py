@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from compaction_proxy.catalogue import Catalogue
-from compaction_proxy.config import ConfigError, Mark, Problem, process_environment, schema
+from compaction_proxy.config import ConfigError, Mark, process_environment, schema
 from compaction_proxy.config.advise import never_fires
-from compaction_proxy.config.load import Configuration, read_tree
-from compaction_proxy.config.nodes import Map, Node, Scalar, Sequence
+from compaction_proxy.config.load import Configuration, Source, read_source
+from compaction_proxy.config.nodes import Map, Node, Scalar, Sequence, core_value
 from compaction_proxy.config.resolve import Resolved, Written, resolve
-from compaction_proxy.config.validate import validate
 
 
 @click.command()
@@ -49,9 +48,9 @@ def command(files: tuple[Path, ...], effective: bool) -> None:
 
 def read(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, Resolved], list[str]]:
     """The policies that a file defines, resolved, and what is odd about it. Raises :class:`ConfigError`."""
-    tree, problems = read_tree(file, environment)
-    if tree is not None and is_policy(tree):
-        return _policy(file, tree, problems)
+    source = read_source(file, environment)
+    if source.tree is not None and is_policy(source.tree):
+        return _policy(file, source, source.tree)
     configuration = Configuration(file, environment)
     settings = configuration.settings()
     catalogue = Catalogue()
@@ -68,10 +67,10 @@ def is_policy(tree: Map) -> bool:
     return not whole & set(tree.entries) and bool(own & set(tree.entries))
 
 
-def _policy(file: Path, tree: Map, problems: list[Problem]) -> tuple[dict[str, Resolved], list[str]]:
-    model, found = validate(schema.Policy, tree)
+def _policy(file: Path, source: Source, tree: Map) -> tuple[dict[str, Resolved], list[str]]:
+    model, problems = source.check(schema.Policy)
     resolution = resolve({file.stem: Written(file.stem, tree, "", tree.mark, model is not None)})
-    wrong = [*problems, *found, *resolution.problems]
+    wrong = [*problems, *resolution.problems]
     if wrong:
         raise ConfigError(wrong)
     return {file.stem: resolution.policies[file.stem]}, [str(warning) for warning in resolution.warnings]
@@ -114,5 +113,5 @@ def _scalar(value: Any) -> str:
 
 def _quoted(value: Any) -> str:
     text = str(value)
-    plain = text.replace("-", "").replace("_", "").isalnum()
+    plain = text.replace("-", "").replace("_", "").isalnum() and text[0].isalpha() and core_value(text) == text
     return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

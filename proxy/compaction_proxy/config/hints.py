@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
+from pydantic.alias_generators import to_camel
+
 from compaction_proxy.config.report import closest
 from compaction_proxy.config.schema import Section, children, sections
 
@@ -59,9 +61,6 @@ _SPELLINGS = {
     "base": "preset",
     "enabled": "mode",
     "strategy": "strategies",
-    "summarizeoldpreserverecent": "strategies",
-    "clearoldtoolresults": "strategies",
-    "truncate": "strategies",
     "keeprecentmessages": "preserveRecentTurns",
     "keeprecentturns": "preserveRecentTurns",
     "keeprecenttokens": "preserveRecentTokens",
@@ -76,7 +75,11 @@ _SPELLINGS = {
 }
 """Other names of a key, without case, ``_`` and ``-``."""
 
-_COUNT = re.compile(r"^([0-9][0-9_,]*)\s*([kKmM]?)$")
+_KINDS = {
+    kind.replace("-", ""): kind for kind in ("clear-old-tool-results", "summarize-old-preserve-recent", "truncate")
+}
+
+_COUNT = re.compile(r"^([0-9][0-9_,]{0,30})\s*([kKmM]?)$")
 _PERCENT = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*%$")
 
 
@@ -104,9 +107,13 @@ def known_keys(section: type[Section]) -> list[str]:
 def unknown_key(word: str, section: type[Section]) -> str:
     """The whole message for a key that the section does not have."""
     known = known_keys(section)
-    if word in LATER_KEYS:
+    if word in LATER_KEYS or to_camel(word) in LATER_KEYS:
         return f"unknown key: {NOT_AVAILABLE}"
+    if word == "<<":
+        return "unknown key; YAML 1.2 has no merge keys: name a policy as 'preset', or use an alias for a whole value"
     squeezed = word.lower().replace("_", "").replace("-", "")
+    if squeezed in _KINDS:
+        return f"unknown key; did you mean 'strategies: [{{kind: {_KINDS[squeezed]}}}]'?"
     meant = next((k for k in known if k.lower() == squeezed), None) or _SPELLINGS.get(squeezed)
     if meant in known:
         return f"unknown key; did you mean '{meant}'?"

@@ -5,15 +5,18 @@ References are checked on the YAML tree, so that a problem in one section hides 
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from compaction_proxy.config import schema
 from compaction_proxy.config.advise import advise
 from compaction_proxy.config.nodes import Map, Node, Scalar, Sequence, expand, parse
-from compaction_proxy.config.report import ConfigError, Mark, Problem, did_you_mean, join, ordered
+from compaction_proxy.config.report import ConfigError, Mark, Problem, Sources, did_you_mean, join, ordered
 from compaction_proxy.config.resolve import Resolution, Written, resolve, shipped_presets
 from compaction_proxy.config.settings import (
     ClientKey,
@@ -25,11 +28,12 @@ from compaction_proxy.config.settings import (
     StoreSettings,
     TelemetrySettings,
     Timeouts,
-    is_loopback,
     match_route,
     open_relay,
 )
 from compaction_proxy.config.validate import mark_of, text_at, validate
+
+S = TypeVar("S", bound=schema.Section)
 
 BUILT_IN = "built-in"
 DEFAULT_PROVIDER = schema.Provider.model_validate({"baseUrl": "https://api.openai.com/v1"})
@@ -62,24 +66,46 @@ def with_address(settings: Settings, host: str | None = None, port: int | None =
         port=settings.server.port if port is None else port,
     )
     if why := open_relay(server, settings.providers):
-        raise ConfigError([Problem(Mark("--host"), "", why)], settings.files, settings.globs)
-    return replace(settings, server=server)
+        raise ConfigError([Problem(Mark("--host"), "", why)], settings.sources)
+    return replace(settings, server=server, address=(host, port))
 
 
-def read_tree(path: Path, env: Mapping[str, str]) -> tuple[Map | None, list[Problem]]:
-    """One file as a tree with ``${VAR}`` resolved, and its problems of form."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file: its tree with ``${VAR}`` resolved (``None`` if it is none), its problems of form, its content's digest."""
+
+    tree: Map | None
+    problems: tuple[Problem, ...]
+    digest: str
+
+    def check(self, section: type[S]) -> tuple[S | None, tuple[Problem, ...]]:
+        """The section that the tree is, and all problems; an unset variable is not also a wrong type."""
+        if self.tree is None:
+            return None, self.problems
+        value, found = validate(section, self.tree)
+        marks = {problem.mark for problem in self.problems}
+        return value, (*self.problems, *(problem for problem in found if problem.mark not in marks))
+
+
+def read_source(path: Path, env: Mapping[str, str]) -> Source:
+    """Read one file."""
     name = str(path)
     try:
         data = path.read_bytes()
     except OSError as error:
-        return None, [Problem(Mark(name), "", f"cannot be read: {error.strerror or error}")]
+        return Source(None, (Problem(Mark(name), "", f"cannot be read: {error.strerror or error}"),), "")
     node, problems = parse(data, name)
-    if node is None:
-        return None, list(problems)
-    node, unset = expand(node, env)
-    if not isinstance(node, Map):
-        return None, [*problems, *unset, Problem(node.mark, "", "expected a mapping of keys at the top")]
-    return node, [*problems, *unset]
+    if node is not None:
+        node, unset = expand(node, env)
+        problems += unset
+        if not isinstance(node, Map):
+            problems += (Problem(node.mark, "", "expected a mapping of keys at the top"),)
+    return Source(node if isinstance(node, Map) else None, problems, digest(data))
+
+
+def digest(content: bytes) -> str:
+    """What tells a file's content from another."""
+    return hashlib.sha256(content).hexdigest()
 
 
 class Configuration:
@@ -89,8 +115,8 @@ class Configuration:
         self.env = env
         self.folder = path.parent if path else Path()
         self.root = Map(Mark(BUILT_IN), {})
-        self.files: list[Path] = []
-        self.globs: list[str] = []
+        self.digests: dict[Path, str] = {}
+        self.patterns: list[str] = []
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.model: schema.Proxy | None = schema.Proxy()
@@ -101,6 +127,11 @@ class Configuration:
         self.problems += self.resolution.problems
         self.warnings += self.resolution.warnings
         self.problems += self._references()
+
+    @property
+    def sources(self) -> Sources:
+        """What has been read so far."""
+        return Sources(MappingProxyType(self.digests), self.folder, tuple(self.patterns))
 
     def settings(self) -> Settings:
         """The settings.
@@ -114,18 +145,14 @@ class Configuration:
             if not self.problems:
                 odd = [*self.warnings, *advise(settings, self.root.mark)]
                 return replace(settings, warnings=tuple(str(warning) for warning in ordered(odd)))
-        raise ConfigError(self.problems, tuple(self.files), tuple(self.globs))
+        raise ConfigError(self.problems, self.sources)
 
     def _read(self, path: Path) -> None:
-        self.files.append(path)
-        root, problems = read_tree(path, self.env)
+        source = read_source(path, self.env)
+        self.digests[path] = source.digest
+        self.model, problems = source.check(schema.Proxy)
         self.problems += problems
-        self.model = None
-        if root is None:
-            return
-        self.root = root
-        self.model, found = validate(schema.Proxy, root)
-        self.problems += _not_at(found, problems)
+        self.root = source.tree or self.root
 
     def _policies(self) -> Iterator[Written]:
         """The policies under ``policies``, then those of ``policyFiles``."""
@@ -137,19 +164,18 @@ class Configuration:
                 valid = validate(schema.Policy, entry.node)[0] is not None
                 yield Written(name, entry.node, join("policies", name), entry.mark, valid)
         for file in self._policy_files():
-            self.files.append(file)
-            node, problems = read_tree(file, self.env)
+            source = read_source(file, self.env)
+            self.digests[file] = source.digest
+            model, problems = source.check(schema.Policy)
             self.problems += problems
             name, mark = file.stem, Mark(str(file))
             if name in names:
                 self.problems.append(Problem(mark, "", f"policy '{name}' is already defined at {names[name]}"))
                 continue
+            if not re.match(schema.NAME, name):
+                self.problems.append(Problem(mark, "", f"the file names the policy, and '{name}' is not a name"))
             names[name] = mark
-            if node is None:
-                yield Written(name, Map(mark, {}), "", mark, False)
-                continue
-            model, found = validate(schema.Policy, node)
-            self.problems += _not_at(found, problems)
+            node = source.tree or Map(mark, {})
             yield Written(name, node, "", node.mark, model is not None)
 
     def _policy_files(self) -> Iterator[Path]:
@@ -160,8 +186,12 @@ class Configuration:
             if not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.value:
                 continue
             pattern = str(item.value)
-            self.globs.append(str(self.folder.absolute() / pattern))
-            found = expand_glob(self.folder, pattern)
+            try:
+                found = expand_glob(self.folder, pattern)
+            except ValueError as error:
+                self.problems.append(Problem(item.mark, join("policyFiles", i), f"not a pattern: {error}"))
+                continue
+            self.patterns.append(pattern)
             if not found:
                 problem = Problem(item.mark, join("policyFiles", i), f"no file matches '{item.text}'")
                 (self.warnings if _is_glob(pattern) else self.problems).append(problem)
@@ -205,8 +235,7 @@ class Configuration:
             store=_store(model.store, self.folder),
             telemetry=TelemetrySettings(model.telemetry.service_name, model.telemetry.capture_content),
             policies=MappingProxyType(policies),
-            files=tuple(self.files),
-            globs=tuple(self.globs),
+            sources=self.sources,
         )
 
     def _after(self, settings: Settings) -> Iterator[Problem]:
@@ -223,7 +252,11 @@ class Configuration:
 
 
 def expand_glob(folder: Path, pattern: str) -> list[Path]:
-    """The files that a pattern of ``policyFiles`` names, sorted; hidden files and folders only where it names them."""
+    """The files that a pattern of ``policyFiles`` names, sorted; hidden files and folders only where it names them.
+
+    Raises:
+        ValueError: not a pattern.
+    """
     if not _is_glob(pattern):
         file = folder / pattern
         return [file] if file.is_file() else []
@@ -239,12 +272,6 @@ def expand_glob(folder: Path, pattern: str) -> list[Path]:
 
 def _is_glob(pattern: str) -> bool:
     return any(sign in pattern for sign in "*?[")
-
-
-def _not_at(problems: tuple[Problem, ...], others: list[Problem]) -> list[Problem]:
-    """Without those that only follow from a problem at the same place (an unset variable is not also a wrong type)."""
-    marks = {other.mark for other in others}
-    return [problem for problem in problems if problem.mark not in marks]
 
 
 def _path(*loc: str | int) -> str:
@@ -312,6 +339,3 @@ def _store(model: schema.Store, folder: Path) -> StoreSettings:
         originals_ttl_seconds=model.originals_ttl_seconds,
         secret=_secret(model.secret),
     )
-
-
-__all__ = ["Configuration", "expand_glob", "is_loopback", "load_settings", "read_tree", "with_address"]

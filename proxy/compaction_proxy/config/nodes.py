@@ -20,6 +20,10 @@ MAX_BYTES = 1 << 20
 MAX_NODES = 50_000
 """A file of policies has hundreds of nodes; aliases count once per use."""
 
+MAX_DEPTH = 50
+MAX_DIGITS = 40
+"""A longer run of digits is text: no key holds such a number."""
+
 _CORE = "tag:yaml.org,2002:"
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -83,9 +87,9 @@ def core_value(text: str) -> Core:
         return None
     if _BOOL.match(text):
         return text.lower() == "true"
-    if _INT.match(text):
+    if _INT.match(text) and len(text) <= MAX_DIGITS:
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-    if _FLOAT.match(text):
+    if _FLOAT.match(text) and len(text) <= MAX_DIGITS:
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
 
@@ -112,30 +116,30 @@ def parse(data: bytes, file: str) -> tuple[Node | None, tuple[Problem, ...]]:
         before = data[: error.start]
         mark = Mark(file, before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1)
         return None, (Problem(mark, "", "not UTF-8 text"),)
+    builder = _Builder(file)
     try:
         root = yaml.compose(text, Loader=_Loader)
+        node = builder.build(root, "") if root is not None else None
     except yaml.MarkedYAMLError as error:
         return None, (_syntax(error, text, file),)
     except yaml.reader.ReaderError as error:
         before_text = text[: error.position]
         mark = Mark(file, before_text.count("\n") + 1, error.position - before_text.rfind("\n"))
-        return None, (Problem(mark, "", f"not YAML: character U+{ord(str(error.character)):04X} is not allowed"),)
+        return None, (Problem(mark, "", f"not YAML: character U+{error.character:04X} is not allowed"),)
     except RecursionError:
         return None, (Problem(Mark(file), "", "nested too deeply"),)
-    if root is None:
-        return None, (Problem(Mark(file, 1, 1), "", "the file is empty"),)
-    builder = _Builder(file)
-    try:
-        node = builder.build(root, "")
     except _TooLargeError as error:
         return None, (error.problem,)
+    if node is None:
+        return None, (Problem(Mark(file, 1, 1), "", "the file is empty"),)
     return node, tuple(builder.problems)
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
     where = error.problem_mark or error.context_mark
     mark = Mark(file, where.line + 1, where.column + 1) if where else Mark(file)
-    message = f"not YAML: {error.problem or error.context}"
+    told = [part for part in (error.context, error.problem) if part]
+    message = f"not YAML: {', '.join(told[-1:] if told[-1:] and not told[-1].startswith('but ') else told)}"
     lines = text.splitlines()
     if mark.line and mark.line <= len(lines) and "${" in lines[mark.line - 1]:
         message += '; inside { } and [ ] write "${VAR}" in quotes'
@@ -159,6 +163,8 @@ class _Builder:
 
     def build(self, source: yaml.Node, path: str) -> Node:
         mark = self._mark(source)
+        if len(self.open) > MAX_DEPTH:
+            raise _TooLargeError(Problem(mark, path[:60], "nested too deeply"))
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise _TooLargeError(Problem(mark, path, f"more than {MAX_NODES} values; aliases count once per use"))
@@ -234,6 +240,9 @@ def expand(node: Node, env: Mapping[str, str], path: str = "") -> tuple[Node, tu
                 return ""
             if name is None:
                 return "$"
+            if default is not None and "$" in default:
+                problems.append(Problem(node.mark, path, f"the default of {name} cannot hold another variable"))
+                return ""
             found = env.get(name)
             if default is not None:
                 return found or default

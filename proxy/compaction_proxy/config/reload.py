@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compaction_proxy.config.load import expand_glob, load_settings
-from compaction_proxy.config.report import ConfigError, Problem
-from compaction_proxy.config.settings import Settings
+from compaction_proxy.config.load import digest, expand_glob, load_settings, with_address
+from compaction_proxy.config.report import ConfigError, Mark, Problem, Sources
+from compaction_proxy.config.settings import Settings, open_relay
 
 POLL_SECONDS = 2.0
 FROZEN = ("server", "store", "telemetry")
@@ -46,7 +45,7 @@ class Watcher:
     Args:
         path: the configuration file; ``None`` = built-in: nothing is watched.
         env: where ``${VAR}`` is looked up.
-        settings: what is in force, as loaded from ``path``.
+        settings: what is in force, as loaded from ``path``; a change since then is noticed.
         report: called with every :class:`Reload`, on the thread of the watcher or of the caller of :meth:`reload`.
         interval_seconds: between two looks at the files.
     """
@@ -64,8 +63,7 @@ class Watcher:
         self._report = report
         self._interval = interval_seconds
         self._settings = settings
-        self._files, self._globs = settings.files, settings.globs
-        self._digest = self._look()
+        self._sources = settings.sources
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,9 +92,9 @@ class Watcher:
             return self._reload()
 
     def poll(self) -> Reload | None:
-        """Read the files if the content of any has changed since they were last read."""
+        """Read the files if the content of any, or which there are, has changed since they were last read."""
         with self._lock:
-            return self._reload() if self._look() != self._digest else None
+            return self._reload() if _changed(self._sources) else None
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
@@ -104,37 +102,37 @@ class Watcher:
 
     def _reload(self) -> Reload:
         before = self._settings
-        self._digest = self._look()
         try:
-            loaded = load_settings(self._path, self._env)
+            loaded = with_address(load_settings(self._path, self._env), *before.address)
         except ConfigError as error:
-            self._watch(tuple(dict.fromkeys((*before.files, *error.files))), (*before.globs, *error.globs))
+            self._sources = error.sources
             result = Reload(before, error.problems)
         else:
-            self._watch(loaded.files, loaded.globs)
-            restart = tuple(name for name in FROZEN if getattr(loaded, name) != getattr(before, name))
-            self._settings = replace(loaded, server=before.server, store=before.store, telemetry=before.telemetry)
-            result = Reload(self._settings, (), restart)
+            self._sources = loaded.sources
+            result = _in_force(before, loaded)
+            self._settings = result.settings
         self._report(result)
         return result
 
-    def _watch(self, files: tuple[Path, ...], globs: tuple[str, ...]) -> None:
-        """Watch these; the digest is taken anew only if they are others, so that a change made meanwhile is seen."""
-        if (files, globs) != (self._files, self._globs):
-            self._files, self._globs = files, globs
-            self._digest = self._look()
 
-    def _look(self) -> str:
-        """A digest of the names and contents of all watched files."""
-        found = set(self._files)
-        for pattern in self._globs:
-            found.update(expand_glob(Path(), pattern))
-        digest = hashlib.sha256()
-        for file in sorted({file.absolute() for file in found}):
-            try:
-                content = file.read_bytes()
-            except OSError:
-                content = b"\0unreadable"
-            digest.update(f"{file}\0{len(content)}\0".encode())
-            digest.update(content)
-        return digest.hexdigest()
+def _in_force(before: Settings, loaded: Settings) -> Reload:
+    """The new settings with the former sections that only a restart changes."""
+    restart = tuple(name for name in FROZEN if getattr(loaded, name) != getattr(before, name))
+    if why := open_relay(before.server, loaded.providers):
+        message = f"needs a restart: under the server section in force {why}"
+        return Reload(before, (Problem(Mark(str(next(iter(loaded.files), "built-in"))), "providers", message),))
+    kept = replace(loaded, server=before.server, store=before.store, telemetry=before.telemetry)
+    return Reload(kept, (), restart)
+
+
+def _changed(sources: Sources) -> bool:
+    """True if what would be read now differs from what was."""
+    named = {file for pattern in sources.patterns for file in expand_glob(sources.folder, pattern)}
+    return not named <= set(sources.digests) or any(_digest(file) != was for file, was in sources.digests.items())
+
+
+def _digest(file: Path) -> str:
+    try:
+        return digest(file.read_bytes())
+    except OSError:
+        return ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -32,19 +32,31 @@ class Problem:
         return f"{self.mark}: {self.path}: {self.message}" if self.path else f"{self.mark}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a configuration was read from.
+
+    Args:
+        digests: of each file's content as it was read; ``""`` = it could not be read.
+        patterns: those of ``policyFiles``, relative to ``folder``.
+    """
+
+    digests: Mapping[Path, str] = field(default_factory=dict)
+    folder: Path = Path()
+    patterns: tuple[str, ...] = ()
+
+
 class ConfigError(Exception):
     """A configuration that cannot be used, with all its problems at once.
 
     Args:
         problems: in the order of files and lines.
-        files: every file that was read.
-        globs: the absolute patterns of ``policyFiles``.
+        sources: what was read.
     """
 
-    def __init__(self, problems: Iterable[Problem], files: tuple[Path, ...] = (), globs: tuple[str, ...] = ()) -> None:
+    def __init__(self, problems: Iterable[Problem], sources: Sources | None = None) -> None:
         self.problems = ordered(problems)
-        self.files = files
-        self.globs = globs
+        self.sources = sources or Sources()
         super().__init__("\n".join(map(str, self.problems)))
 
 

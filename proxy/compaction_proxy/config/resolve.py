@@ -17,6 +17,7 @@ from typing import Any
 from compaction_policies import policy as core
 from compaction_policies.prompts import TEMPLATE_VERSION
 from compaction_proxy.config import schema
+from compaction_proxy.config.hints import LATER_VALUES, NOT_AVAILABLE
 from compaction_proxy.config.nodes import Map, Node, Scalar, Sequence, find, merge, parse
 from compaction_proxy.config.report import Mark, Problem, did_you_mean, join
 from compaction_proxy.config.validate import text_at, validate
@@ -117,7 +118,8 @@ def _preset_problems(policy: Written, written: Mapping[str, Written], presets: M
     elif base == policy.name and base not in presets:
         yield Problem(mark, path, "a policy cannot be its own preset")
     elif base not in written and base not in presets:
-        hint = did_you_mean(base, [name for name in (*presets, *written) if name != policy.name])
+        known = [name for name in (*presets, *written) if name != policy.name]
+        hint = f": {NOT_AVAILABLE}" if base in LATER_VALUES else did_you_mean(base, known)
         yield Problem(mark, path, f"no preset or policy '{base}'{hint}")
     elif cycle := _cycle(policy, written):
         yield Problem(mark, path, f"presets in a circle: {' -> '.join(cycle)}")

@@ -49,9 +49,9 @@ def key(default: Any, meaning: str, *, unit: str = "", basic: bool = False, **li
     return Field(default, description=meaning, json_schema_extra={"x-unit": unit, "x-basic": basic}, **limits)
 
 
-def problem(message: str) -> PydanticCustomError:
-    """A problem whose message is complete as it is."""
-    return PydanticCustomError("config", "{message}", {"message": message})
+def problem(message: str, *, name_value: bool = False) -> PydanticCustomError:
+    """A problem in words that are complete as they are, or (``name_value``) but for the value seen."""
+    return PydanticCustomError("config", "{message}", {"message": message, "name_value": name_value})
 
 
 class Section(BaseModel):
@@ -91,10 +91,19 @@ def _environment_value(value: Any, annotation: Any) -> Any:
     return None if not value and type(None) in members else str(value)
 
 
+def _host(url: str) -> str | None:
+    """The host of a URL, ``None`` where there is none or the URL cannot be read."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname if parts.port is None or parts.port else None
+    except ValueError:
+        return None
+
+
 def _base_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not value.startswith(("http://", "https://")) or _host(value) is None:
         raise problem("expected a URL such as https://api.openai.com/v1")
+    parts = urlsplit(value)
     if parts.username is not None:
         raise problem("holds credentials; put the key in apiKey")
     if parts.query or parts.fragment:
@@ -108,8 +117,8 @@ def _store_url(value: str) -> str:
         raise problem(f"'{scheme}' is not supported in this version; supported: {', '.join(STORE_SCHEMES)}")
     if not found or scheme not in STORE_SCHEMES:
         raise problem(f"store URL not supported; it begins with one of {', '.join(s + '://' for s in STORE_SCHEMES)}")
-    if scheme in ("redis", "rediss") and not urlsplit(value).hostname:
-        raise problem(f"expected a host, as in {scheme}://localhost:6379/0")
+    if scheme in ("redis", "rediss") and _host(value) is None:
+        raise problem(f"expected a host and perhaps a port, as in {scheme}://localhost:6379/0")
     if scheme == "unix" and not rest.startswith("/"):
         raise problem("expected an absolute path, as in unix:///run/redis.sock")
     return value
@@ -118,14 +127,14 @@ def _store_url(value: str) -> str:
 def _tenant(value: str) -> str:
     if value in ("auto", "credential", "single") or (value.startswith("header:") and _TOKEN.match(value[7:])):
         return value
-    raise problem(f"expected 'auto', 'credential', 'single' or 'header:NAME', got '{value}'")
+    raise problem("expected 'auto', 'credential', 'single' or 'header:NAME'", name_value=True)
 
 
 def _network(value: str) -> str:
     try:
         ipaddress.ip_network(value, strict=False)
     except ValueError:
-        raise problem(f"expected an IP address or network such as 10.0.0.0/8, got '{value}'") from None
+        raise problem("expected an IP address or network such as 10.0.0.0/8", name_value=True) from None
     return value
 
 

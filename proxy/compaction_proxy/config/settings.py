@@ -8,11 +8,12 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from compaction_policies.policy import Policy
+from compaction_proxy.config.report import Sources
 
 
 class Secret(str):
@@ -120,7 +121,8 @@ class Settings:
     Args:
         routes: ``models`` in order.
         policies: by name, resolved; the shipped presets are among them.
-        files: every file that was read; ``globs``: the absolute patterns of ``policyFiles``.
+        sources: the files that were read, for noticing a change.
+        address: host and port that replaced those of the file, if any did.
         warnings: what works but is probably not meant, each as ``file:line:col: path: message``.
     """
 
@@ -130,9 +132,14 @@ class Settings:
     store: StoreSettings
     telemetry: TelemetrySettings
     policies: Mapping[str, Policy]
-    files: tuple[Path, ...] = ()
-    globs: tuple[str, ...] = ()
+    sources: Sources = field(default_factory=Sources)
+    address: tuple[str | None, int | None] = (None, None)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that was read."""
+        return tuple(self.sources.digests)
 
 
 def is_loopback(host: str) -> bool:

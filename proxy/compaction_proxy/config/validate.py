@@ -101,7 +101,8 @@ class _Mapper:
             case "finite_number":
                 return Problem(mark, path, f"expected a finite number, got {seen(node, loc)}")
             case "config":
-                return Problem(mark, path, str(error["msg"]))
+                got = f", got {seen(node, loc)}" if error["ctx"]["name_value"] else ""
+                return Problem(mark, path, f"{error['msg']}{got}")
             case kind if kind in _RANGE:
                 return Problem(mark, path, self._range(error, node, key))
             case _:
@@ -155,8 +156,14 @@ def seen(node: Node, loc: tuple[str | int, ...]) -> str:
     if _secret(loc):
         return {bool: "a switch", int: "a number", float: "a number", str: "a string"}.get(type(node.value), "null")
     if isinstance(node.value, str):
-        return f"'{node.value}'"
-    return node.text or "null"
+        return f"'{shorten(node.value)}'"
+    return shorten(node.text) or "null"
+
+
+def shorten(text: str) -> str:
+    """The text on one line, at most 60 characters of it."""
+    line = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    return line if len(line) <= 60 else f"{line[:57]}..."
 
 
 def _secret(loc: tuple[str | int, ...]) -> bool:
