@@ -64,8 +64,8 @@ class EmbeddedServer:
             return None
         return self._process.pid
 
-    def ensure(self) -> None:
-        """Start the server unless one runs on this folder. Does not wait until it answers.
+    def ensure(self) -> bool:
+        """Start the server unless one runs on this folder; true if it was started. Does not wait until it answers.
 
         Raises:
             StoreUnavailable: no server program, or the folder cannot be used.
@@ -75,13 +75,15 @@ class EmbeddedServer:
             _private_folder(self.socket.parent)
             lock = os.open(self.state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if _locked(lock):
+                free = _locked(lock)
+                if free:
                     self._start(lock)
             finally:
                 os.close(lock)
         except OSError as error:
             message = f"embedded store in {self.state_dir}: {type(error).__name__}: {error.strerror}"
             raise StoreUnavailable(message) from error
+        return free
 
     def stop(self) -> None:
         """End the server, if this process started it, and wait for that; its data is in the append-only file."""
@@ -146,10 +148,14 @@ class EmbeddedStore(FailoverStore):
         await asyncio.to_thread(self.server.stop)
 
     async def _start(self) -> None:
-        """Start the server where none runs, and give it a moment to read its file."""
-        self.server.ensure()
+        """Start the server where none runs, once, and give it a moment to read its file.
+
+        The lock of one that is just ending is waited for.
+        """
+        started = False
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while True:
+            started = started or self.server.ensure()
             try:
                 return await self.shared.ping()
             except StoreUnavailable:

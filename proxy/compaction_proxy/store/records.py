@@ -80,7 +80,6 @@ class Records:
         clock_ms: milliseconds that only grow.
         follows: may the first record be committed on top of the second? Asked when a record that was made while the
             shared store was away is offered to it.
-        secret: the key of the tenants' hashes, where one is configured.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class Records:
         keep_originals: bool,
         clock_ms: Callable[[], int],
         follows: Callable[[Record, Record], bool],
-        secret: bytes | None = None,
     ) -> None:
         self.store = store
         self._failover = store if isinstance(store, FailoverStore) else None
@@ -105,7 +103,6 @@ class Records:
         self._applied: OrderedDict[str, int] = OrderedDict()
         self._uses: OrderedDict[str, _Use] = OrderedDict()
         self._due: dict[str, _Use] = {}
-        self._configured_secret = secret
         self._made_secret: tuple[bytes, bool, int] | None = None
 
     async def look_up(self, scope: Scope, chain: Sequence[bytes], boundaries: Sequence[int]) -> Found:
@@ -231,12 +228,10 @@ class Records:
         return "expired" if value is None else value
 
     async def secret(self) -> bytes:
-        """The key of the tenants' hashes: the configured one, else made once per store, its lifetime renewed with use.
+        """The key of the tenants' hashes: made once per store, its lifetime renewed with use.
 
         One that was made while the shared store was away gives way to the shared one when that is back.
         """
-        if self._configured_secret is not None:
-            return self._configured_secret
         now = self._clock_ms()
         if self._made_secret is None:
             made = secrets.token_bytes(SECRET_BYTES)
