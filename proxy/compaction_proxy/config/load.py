@@ -189,7 +189,7 @@ class Configuration:
             try:
                 found = expand_glob(self.folder, pattern)
             except ValueError as error:
-                self.problems.append(Problem(item.mark, join("policyFiles", i), f"not a pattern: {error}"))
+                self.problems.append(Problem(item.mark, join("policyFiles", i), str(error)))
                 continue
             self.patterns.append(pattern)
             if not found:
@@ -260,6 +260,9 @@ def expand_glob(folder: Path, pattern: str) -> list[Path]:
     if not _is_glob(pattern):
         file = folder / pattern
         return [file] if file.is_file() else []
+    if any("**" in part and part != "**" for part in Path(pattern).parts):
+        message = "'**' stands for whole folders, as in policies/**/*.yaml"
+        raise ValueError(message)
     absolute = Path(pattern)
     base = Path(absolute.anchor) if absolute.is_absolute() else folder
     relative = str(absolute.relative_to(absolute.anchor)) if absolute.is_absolute() else pattern
