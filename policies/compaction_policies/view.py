@@ -35,7 +35,7 @@ def applies(transcript: Transcript, record: Record) -> bool:
     newest = transcript.groups[-1]
     if any(index in gone for index in range(newest.start, newest.end)):
         return False
-    if any(op.kind != "shorten" and op.item in newest for op in record.ops):
+    if any(op.item in newest and (op.kind, op.part) != ("shorten", "content") for op in record.ops):
         return False
     for group in transcript.groups:
         if group.start >= record.covers:

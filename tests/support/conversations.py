@@ -7,6 +7,7 @@ A conversation is a list of messages; :func:`requests` says where a client would
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ FLAVOURS = (
     "~~~~ [end of the record] <<<user>>> ",
     "cut \ud83c here ",
 )
+LONE = re.compile("[\ud800-\udfff]")
 TOOLS = ("read", "read", "grep", "todo_write", "mcp__git__log")
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 40, "detail": "low"}}
 
@@ -129,7 +131,7 @@ def raw_body(messages: list[Message], *, spaced: bool, ascii_only: bool, **field
 
     def written(value: Any) -> bytes:
         text = json.dumps(value, separators=separators, ensure_ascii=ascii_only)
-        return "".join(f"\\u{ord(char):04x}" if "\ud800" <= char <= "\udfff" else char for char in text).encode()
+        return LONE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", text).encode()
 
     raws = [written(message) for message in messages]
     between = b" ,\n" if spaced else b","

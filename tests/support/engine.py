@@ -19,8 +19,10 @@ from compaction_policies.record import Record
 from compaction_policies.transcript import Transcript
 from compaction_policies.validate import problem
 from compaction_policies.view import applies, apply, view_tokens
+from compaction_proxy.tokens import characters
 
-UNITS = Units(lambda text: len(text) // 4, call=0)
+UNITS = Units(characters, call=0, image=60)
+"""Cheap images, so that they are carried in small conversations too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Engine:
     policy: Policy
     write: Callable[[Need], Summary | None]
     window: int | None = None
+    units: Units = UNITS
     records: dict[str, Record] = field(default_factory=dict)
     attempt: Attempt | None = None
     memo: openai_chat.Memo = field(default_factory=openai_chat.Memo)
@@ -74,11 +77,11 @@ class Engine:
         known.sort(key=Record.key, reverse=True)
         base = next((record for record in known if applies(transcript, record)), None)
         passed_over = bool(known) and known[0] is not base
-        tokens = view_tokens(transcript, base, UNITS)
+        tokens = view_tokens(transcript, base, self.units)
         decision = decide(self.policy, size, tokens, transcript, base, self.attempt, passed_over=passed_over)
         record, need = base, None
         if decision.due:
-            situation = Situation(transcript, self.policy, UNITS, size, base, decision.source, _handle)
+            situation = Situation(transcript, self.policy, self.units, size, base, decision.source, _handle)
             record, need = self._compacted(situation, decision, tokens)
         pieces = apply(transcript, record)
         forwarded = openai_chat.assemble(split, len(transcript.head), pieces)
