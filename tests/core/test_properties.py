@@ -394,15 +394,17 @@ def test_an_edited_conversation_never_gets_a_strangers_record(
 def test_a_regenerated_request_keeps_the_arguments_of_its_newest_call() -> None:
     """Its result was too short to be cleared, so that the record holds nothing but shorter arguments there."""
     arguments = json.dumps({"path": "a.py", "content": "x" * 2_000})
-    chat = [user(0), *step(1, 1, arguments=arguments), *loop(2, 8, 300, arguments=arguments)]
-    engine = Engine(policy("balanced", 1_500), write)
-    covering = engine.request(raw_body(chat, spaced=False, ascii_only=True)[0])
-    assert covering.record is not None
-    assert [op.part for op in covering.record.ops if op.item in (1, 2)] == ["call.0"]
-    engine.records = {covering.record.id: covering.record}
-    for end in range(3, len(chat), 2):
-        body, _ = raw_body(chat[:end], spaced=False, ascii_only=True)
-        assert json.loads(engine.request(body).body)["messages"][-2:] == chat[end - 2 : end]
+    chat = [user(0), *loop(1, 6, 300), *step(7, 1, arguments=arguments), *loop(8, 2, 300)]
+    engine = Engine(policy("clear", 1_500), write)
+    engine.policy = replace(engine.policy, strategies=(CLEAR,))
+    record = engine.request(raw_body(chat, spaced=False, ascii_only=True)[0]).record
+    assert record is not None
+    assert [(op.item, op.part) for op in record.ops][-1] == (13, "call.0")
+    again = chat[: record.covers]
+    assert (
+        json.loads(engine.request(raw_body(again, spaced=False, ascii_only=True)[0]).body)["messages"][-2:]
+        == again[-2:]
+    )
 
 
 @QUICK
