@@ -19,6 +19,7 @@ from compaction_proxy.config import load_settings
 from compaction_proxy.demo.run import settings_of
 from compaction_proxy.serving import running
 from compaction_proxy.telemetry import Telemetry
+from compaction_proxy.tokens import Counters
 from support.upstream import ScriptedUpstream
 
 BASIC = """\
@@ -89,14 +90,18 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def running_proxy(
-    text: str, *, exporter: SpanExporter | None = None, file: Path | None = None
+    text: str, *, exporter: SpanExporter | None = None, file: Path | None = None, by_characters: bool = False
 ) -> AsyncIterator[Running]:
-    """Run a proxy on a free port. With ``file`` the text is written there and watched."""
+    """Run a proxy on a free port. With ``file`` the text is written there and watched.
+
+    ``by_characters`` counts a quarter token a character, which spares each proxy the 0.6 s that a vocabulary takes.
+    """
     if file is not None:
         file.write_text(text, encoding="utf-8")
     settings = settings_of(text) if file is None else load_settings(file, {})
     telemetry = Telemetry(settings.telemetry, exporters=[exporter]) if exporter is not None else None
-    proxy = Proxy(settings, config=file, telemetry=telemetry)
+    counters = Counters(by_characters=True) if by_characters else None
+    proxy = Proxy(settings, config=file, telemetry=telemetry, counters=counters)
     async with running(proxy.app) as address, aiohttp.ClientSession() as http:
         yield Running(address, http, proxy)
 
