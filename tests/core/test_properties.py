@@ -490,7 +490,7 @@ def test_the_promises_hold_for_recorded_conversations(conversation: dict[str, An
     judge = Judge(policy("balanced", limit), whole=True)
     engine = Engine(judge.policy, write)
     asked = list(corpus.requests_of(conversation))
-    for _, fields in asked[:: 1 + len(asked) // 120]:
+    for _, fields in asked[:: 1 + len(asked) // 60]:
         body, raws = raw_body(fields["messages"], spaced=True, ascii_only=False)
         judge.see(fields["messages"], body, raws, engine.request(body))
     assert judge.last is not None
