@@ -5,6 +5,7 @@ What a conversation becomes is :mod:`compaction_proxy.shaping`'s business; this 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from compaction_proxy.shaping import Conversation, Shaped, unchanged
 from compaction_proxy.summaries import ModelSummarizer, Reply
 from compaction_proxy.telemetry import RequestSpan
 from compaction_proxy.upstream import HOP_HEADER, RawHeaders, Response, credentials, request_headers
+
+log = logging.getLogger(__name__)
 
 CHAT = "chat/completions"
 MODES = ("off", "shadow", "on", "force")
@@ -97,9 +100,18 @@ class Body:
 
 
 async def tenant_secret(services: Services) -> bytes:
-    """The key of the tenants' hashes and of the originals' handles."""
+    """The key of the tenants' hashes and of the originals' handles.
+
+    Where the store fails it is one of this process: records are not found then, but no tenant sees another's either.
+    """
     own = services.settings.store.secret
-    return own.encode() if own is not None else await services.records.secret()
+    if own is not None:
+        return own.encode()
+    try:
+        return await services.records.secret()
+    except Exception:  # the documented edge: a fault of the store never fails a user's request
+        log.exception("the store gave no tenant key; one of this process stands in")
+        return services.spare_secret
 
 
 def asked_mode(request: Request, policy: Policy) -> tuple[Mode, bool]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from compaction_proxy.catalogue import Catalogue
 from compaction_proxy.compaction import Result
@@ -17,7 +18,10 @@ from compaction_proxy.upstream import Upstream
 
 @dataclass(slots=True)
 class Services:
-    """See the module docstring. ``settings`` is replaced whole when the configuration changes."""
+    """See the module docstring. ``settings`` is replaced whole when the configuration changes.
+
+    ``spare_secret`` keys the tenants' hashes where the store has no key for them.
+    """
 
     settings: Settings
     upstream: Upstream
@@ -27,3 +31,4 @@ class Services:
     jobs: Jobs[Result]
     shaper: Shaper
     telemetry: Telemetry
+    spare_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from compaction_policies.outcomes import FAILED
@@ -12,6 +13,8 @@ from compaction_proxy.routing import Destination
 from compaction_proxy.services import Services
 from compaction_proxy.shaping import Shaped
 from compaction_proxy.telemetry import ClientSpan, RequestSpan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,14 @@ class Settled:
 
 
 def settle(done: Settled, services: Services, span: RequestSpan, call: ClientSpan) -> None:
-    """Book a finished request."""
-    call.end(status=done.relayed.status, usage=done.relayed.usage, ended=done.relayed.ended)
-    span.status(done.relayed.status)
-    services.telemetry.count(done.shaped, done.overhead)
-    _log(done, span)
+    """Book a finished request. Never raises: its client has its answer, and the connection is to be kept."""
+    try:
+        call.end(status=done.relayed.status, usage=done.relayed.usage, ended=done.relayed.ended)
+        span.status(done.relayed.status)
+        services.telemetry.count(done.shaped, done.overhead)
+        _log(done, span)
+    except Exception:  # the documented edge: a fault of telemetry never fails a user's request
+        log.exception("a finished request could not be booked")
 
 
 def _log(done: Settled, span: RequestSpan) -> None:
