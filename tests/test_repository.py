@@ -69,7 +69,9 @@ def test_the_layout_is_the_agreed_one() -> None:
 
 
 def test_no_file_names_a_registry_host_or_a_path_of_some_machine() -> None:
-    unwanted = re.compile(r"files\.pythonhosted|registry\.npmjs|deb\.debian\.org|pypi\.org/simple|/root/\.|(?<![\w.])/work/")
+    unwanted = re.compile(
+        r"files\.pythonhosted|registry\.npmjs|deb\.debian\.org|pypi\.org/simple|/root/\.|(?<![\w.])/work/"
+    )
     for file in tracked():
         if (
             file.suffix in (".py", ".md", ".toml", ".txt", ".yaml", ".sh", "")
