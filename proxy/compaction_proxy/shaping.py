@@ -150,7 +150,9 @@ class Shaper:
         passed: list[str] = []
         for entry in found.candidates:
             record = await self._records.record(scope, transcript.chain, entry)
-            if record is not None and applies(transcript, record):
+            if record is None:
+                continue  # gone or unreadable: as if it had never been; the next one takes its place
+            if applies(transcript, record):
                 progress.base = record
                 break
             passed.append(entry.id)
