@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -18,7 +11,7 @@ import redis
 from test_e2e_compaction import CLEAR, SUMMARIZE, body
 
 from support.bench import assistant, loop, turns, user
-from support.proxy import config, running_proxy, until
+from support.proxy import config, running_proxy, served, until
 from support.upstream import Reply, ScriptedUpstream, answer
 from support.valkey import ValkeyServer
 
@@ -30,35 +23,6 @@ def held(release: asyncio.Event, text: str) -> Reply:
     reply = answer(f"## State\n{text}")
     reply.chunks = [release, *(reply.chunks or ())]
     return reply
-
-
-@contextlib.asynccontextmanager
-async def served(folder: Path, text: str) -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]:
-    """``compaction-proxy serve`` as a process of its own: its address, and the process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    file = folder / "proxy.yaml"
-    file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "compaction_proxy", "serve", "--config", str(file), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        async with aiohttp.ClientSession() as http:
-
-            async def healthy() -> bool:
-                assert process.poll() is None, "it ended"
-                try:
-                    async with http.get(f"{address}/healthz") as reply:
-                        return reply.status == 200
-                except aiohttp.ClientError:
-                    return False
-
-            await until(healthy, 30)
-        yield address, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
 
 
 async def test_a_replica_that_is_killed_in_mid_summary_leaves_the_work_to_the_next(
@@ -77,7 +41,7 @@ async def test_a_replica_that_is_killed_in_mid_summary_leaves_the_work_to_the_ne
         ):
             lost = asyncio.ensure_future(http.post(f"{address}/v1/chat/completions", json=body(LONG)))
             await until(lambda: len(upstream.summaries) == 1, 20)
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             with pytest.raises(aiohttp.ClientError):
                 await lost
             with redis.Redis.from_url(redis_url) as client:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import io
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,11 +111,37 @@ async def running_proxy(
         yield Running(address, http, proxy)
 
 
+@contextlib.asynccontextmanager
+async def served(folder: Path, text: str) -> AsyncIterator[tuple[str, Process]]:
+    """``compaction-proxy serve`` as a process of its own, which the test may kill: its address, and the process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    file = folder / "proxy.yaml"
+    file.write_text(text, encoding="utf-8")
+    command = ("-m", "compaction_proxy", "serve", "--config", str(file), "--port", str(port))
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=DEVNULL, stderr=DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession() as http:
+
+            async def healthy() -> bool:
+                assert process.returncode is None, "it ended"
+                try:
+                    async with http.get(f"{address}/healthz") as reply:
+                        return reply.status == 200
+                except aiohttp.ClientError:
+                    return False
+
+            await until(healthy, 30)
+        yield address, process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
 async def until(predicate: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
     """Wait for a fact; fails after ``seconds``."""
-    import asyncio
-    import inspect
-
     async with asyncio.timeout(seconds):
         while True:
             found = predicate()
