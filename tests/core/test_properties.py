@@ -108,6 +108,7 @@ class Judge:
         self.whole = whole
         self.edited = edited
         self.made: dict[str, list[bytes]] = {}
+        self.told: dict[str, set[int]] = {}
         self.last: tuple[Forwarded, list[bytes]] | None = None
         self.events = 0
         self.memo = openai_chat.Memo()
@@ -224,11 +225,17 @@ class Judge:
         if got.decision.above_hard and not healed:
             assert size.hard is not None
             assert new.tokens_after <= size.hard
+        for op in new.ops:
+            whole = got.transcript.group_at(op.item).whole
+            assert whole or op.kind == "drop" or (base is not None and base.op_at(op.item, op.part) is not None)
+        told = self.told.get("" if base is None else base.id, set())
+        extracted = got.need is None and not new.degraded and new.summary != ("" if base is None else base.summary)
+        self.told[new.id] = set(range(new.summarized_to)) - set(new.kept) if extracted else told
         if got.need is not None and not new.degraded:
-            told = set() if base is None else {at for start, end in base.told for at in range(start, end)}
             asked = {item.index for item in got.need.items}
             assert not asked & told, "told twice"
             assert asked | told | set(new.kept) >= set(range(new.summarized_to)), "neither kept nor told"
+            self.told[new.id] = told | asked
             assert new.tokens_after <= (size.limit or 0), "a summary that does not get below the limit"
 
 
@@ -370,6 +377,28 @@ def test_the_promises_hold_while_the_policy_is_edited(
     ]
     engine, judge = Engine(policies[0], write, window), Judge(policies[0], whole=True, edited=True)
     play(messages, engine, judge, policies=policies)
+
+
+@QUICK
+@given(messages=conversations(most=26), name=st.sampled_from(sorted(POLICIES)), late=st.floats(0, 1))
+def test_regenerated_requests_and_late_results_break_nothing(messages: list[Message], name: str, late: float) -> None:
+    """Every earlier request again, newest first; then a result that was missing all the time arrives."""
+    chosen = policy(name, 700)
+    engine, judge = Engine(chosen, write), Judge(chosen, whole=False)
+    results = [at for at, message in enumerate(messages) if message["role"] == "tool"]
+    if not results:
+        return
+    missing = results[int(late * (len(results) - 1))]
+    without = [*messages[:missing], *messages[missing + 1 :]]
+    play(without, engine, judge)
+    for sent in reversed(list(requests(without))):
+        judge.last = None
+        body, raws = raw_body(sent, spaced=False, ascii_only=True, temperature=0.10)
+        judge.see(sent, body, raws, engine.request(body))
+    judge.last = None
+    for sent in ([*without, messages[missing]], [*without, messages[missing], user(99_999)]):
+        body, raws = raw_body(sent, spaced=False, ascii_only=True, temperature=0.10)
+        judge.see(sent, body, raws, engine.request(body))
 
 
 @QUICK
