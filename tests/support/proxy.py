@@ -9,7 +9,7 @@ import io
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,17 @@ class Running:
         sent: Any = {"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         known = {"content-type": "application/json", "authorization": "Bearer sk-client", **(headers or {})}
         async with self.http.post(URL(self.address + path, encoded=True), headers=known, **sent) as reply:
-            return Answer(reply.status, dict(reply.headers), await reply.read())
+            return Answer(reply.status, reply.headers, await reply.read())
 
     async def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
         async with self.http.get(URL(self.address + path, encoded=True), headers=headers) as reply:
-            return Answer(reply.status, dict(reply.headers), await reply.read())
+            return Answer(reply.status, reply.headers, await reply.read())
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
     @property
