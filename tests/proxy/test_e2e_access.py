@@ -25,7 +25,7 @@ async def test_naming_anothers_session_gives_nothing_of_it(tenant: str) -> None:
     upstream = ScriptedUpstream(summary=echo)
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=SUMMARIZE, tenant=tenant), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=SUMMARIZE, tenant=tenant)) as proxy,
     ):
         opening = [user(1, 60), assistant(2, 60)]
         ids = set()
@@ -46,7 +46,7 @@ async def test_originals_of_equal_text_have_a_handle_for_each_tenant() -> None:
     upstream = ScriptedUpstream()
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=CLEAR, tenant="credential"), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=CLEAR, tenant="credential")) as proxy,
     ):
         handles = []
         for key in ("sk-one", "sk-two", "sk-one"):
@@ -65,7 +65,7 @@ async def _handle(proxy: Running, upstream: ScriptedUpstream) -> str:
 
 async def test_admin_paths_answer_this_machine_alone_while_there_is_no_key() -> None:
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR)) as proxy:
         path = f"/compaction/api/results/{await _handle(proxy, upstream)}"
         assert (await proxy.get(path)).status == 200
         for forwarded in (
@@ -84,7 +84,7 @@ async def test_an_original_that_is_a_list_of_parts_is_fetched_back_as_it_came_pa
     parts = [{"type": "text", "text": "caf\u00e9 \U0001f469 " * 200, "x": 1e3}]
     chat = [dict(message) for message in LOOP]
     chat[2]["content"] = parts
-    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR)) as proxy:
         await proxy.post(body(chat))
         sent = json.dumps(upstream.requests[0].messages[2])
         path = f"/compaction/api/results/{sent.partition('Stored as ')[2].partition('.]')[0]}"
@@ -105,7 +105,7 @@ async def test_a_client_key_never_goes_upstream_on_any_path(name: str) -> None:
     upstream = ScriptedUpstream(chat=lambda request: Reply.json({"data": []}))
     keys = ', clientKeys: [{name: a, key: "client-key-a"}]'
     given = {name: "Bearer client-key-a" if name == "authorization" else "client-key-a"}
-    async with upstream.running(), running_proxy(config(upstream, server=keys), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, server=keys)) as proxy:
         url = proxy.address
         async with proxy.http.post(url + "/v1/chat/completions", json=body([user(0)]), headers=given) as got:
             assert got.status == 200
@@ -126,7 +126,7 @@ async def test_a_body_with_a_model_goes_to_that_models_provider_on_every_path() 
             f'  other: {{kind: openai, baseUrl: "{elsewhere.address}/v1", apiKey: sk-other}}\n'
             'models:\n  - {match: "e-*", provider: other, policy: tested}\n',
         )
-        async with running_proxy(text, by_characters=True) as proxy:
+        async with running_proxy(text) as proxy:
             raw = b'{"model" : "e-large","input":"\\u00e9",  "n":1e400}'
             await proxy.post(raw, path="/v1/embeddings?x=a%2Fb")
             await proxy.post({"model": "gpt"}, path="/v1/responses")
@@ -142,7 +142,7 @@ async def test_a_body_with_a_model_goes_to_that_models_provider_on_every_path() 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "OPTIONS"])
 async def test_any_method_is_forwarded(method: str) -> None:
     upstream = ScriptedUpstream(chat=lambda request: Reply.json({}, 207, [("x-own", "1"), ("x-own", "2")]))
-    async with upstream.running(), running_proxy(config(upstream), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream)) as proxy:
         sent = b"" if method == "GET" else b"\x00raw"
         async with proxy.http.request(method, proxy.address + "/v1/files/f-1", data=sent) as got:
             assert (got.status, got.headers.getall("x-own")) == (207, ["1", "2"])
@@ -155,7 +155,7 @@ async def test_any_method_is_forwarded(method: str) -> None:
 async def test_a_request_that_is_refused_is_answered_with_an_error_object(path: str) -> None:
     upstream = ScriptedUpstream()
     keys = ', clientKeys: [{name: a, key: "client-key-a"}]'
-    async with upstream.running(), running_proxy(config(upstream, server=keys), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, server=keys)) as proxy:
         for headers in ({"authorization": "Bearer nope"}, {"authorization": "nope"}, {"x-api-key": "client-key-a2"}):
             got = await proxy.post(body([user(0)]), {"authorization": "", **headers}, path=path)
             error: dict[str, Any] = json.loads(got.body)["error"]
@@ -172,7 +172,7 @@ async def test_a_small_window_with_as_large_an_output_limit_is_no_event_on_every
     upstream = ScriptedUpstream()
     async with (
         upstream.running(),
-        running_proxy(config(upstream, limit=120_000, window=window), by_characters=True) as proxy,
+        running_proxy(config(upstream, limit=120_000, window=window)) as proxy,
     ):
         chat = [user(0)]
         events = over = 0
@@ -194,7 +194,7 @@ async def test_force_only_shrinks(tokens: int) -> None:
     upstream = ScriptedUpstream(summary=lambda request: answer("## State\n" + "longer than what it stands for " * 60))
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=SUMMARIZE, limit=100_000), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=SUMMARIZE, limit=100_000)) as proxy,
     ):
         given = body([user(0), assistant(1, tokens), user(2), assistant(3, tokens), user(4)], pad="x" * 1_100)
         got = await proxy.post(given, {"x-compaction": "force"})
@@ -212,7 +212,7 @@ async def test_force_ignores_thresholds_and_what_it_made_stays() -> None:
     upstream = ScriptedUpstream()
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=SUMMARIZE, limit=100_000), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=SUMMARIZE, limit=100_000)) as proxy,
     ):
         chat = [*turns(0, 40, 60), user(500)]
         assert (await proxy.post(body(chat))).said == "unchanged; reason=under-threshold"

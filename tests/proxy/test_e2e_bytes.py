@@ -64,7 +64,7 @@ async def test_where_nothing_is_to_be_done_the_bytes_are_the_clients(
         text = config(upstream, policy=CLEAR + policy)
         if "thresholds" in policy:
             text = text.replace("    thresholds: {thresholdTokens: 2000, thresholdRatio: null}\n", "")
-        async with running_proxy(text, by_characters=True) as proxy:
+        async with running_proxy(text) as proxy:
             got = await proxy.post(raw, headers)
     assert upstream.requests[0].body == raw
     assert got.said == f"unchanged; reason={said}"
@@ -87,7 +87,7 @@ async def test_a_summary_leaves_every_other_byte_as_it_came() -> None:
     )
     raw = raw_body(system, *old, call, result, last, rest=tools + b',"metadata":{"a":[1,2.50]}')
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
         got = await proxy.post(raw)
         assert got.said.startswith("compacted")
         again = await proxy.post(raw)
@@ -111,7 +111,7 @@ async def test_a_lone_surrogate_is_summarized_like_any_text() -> None:
         )
     )
     upstream = ScriptedUpstream(summary=lambda request: answer("## State\ncut \ud83c here"))
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=False) as proxy:
         assert (await proxy.post(raw)).said.startswith("compacted")
         assert (await proxy.post(raw)).said == "sticky; reason=sticky"
     upstream.requests[0].body.decode("utf-8")
@@ -123,7 +123,7 @@ async def test_a_lone_surrogate_is_summarized_like_any_text() -> None:
 )
 async def test_a_compressed_body_is_compacted_and_sent_plain(encoding: str, pack: Any) -> None:
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR)) as proxy:
         got = await proxy.post(pack(LARGE), {"content-encoding": encoding})
         assert got.said.startswith("compacted")
     sent = upstream.requests[0]
@@ -139,7 +139,7 @@ async def test_a_compressed_body_is_compacted_and_sent_plain(encoding: str, pack
 )
 async def test_an_encoding_that_is_not_understood_is_forwarded(encoding: str, sent: bytes) -> None:
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR)) as proxy:
         got = await proxy.post(sent, {"content-encoding": encoding})
     assert (got.status, got.said) == (200, "unchanged; reason=unreadable")
     assert upstream.requests[0].body == sent
@@ -154,7 +154,7 @@ async def _pieces() -> AsyncIterator[bytes]:
 async def test_length_and_framing_are_those_of_the_body_that_is_sent() -> None:
     upstream = ScriptedUpstream()
     headers = {"content-type": "application/json", "connection": "keep-alive, x-foo", "x-foo": "1"}
-    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR)) as proxy:
         url = proxy.address + "/v1/chat/completions"
         for compaction in ("off", "on"):
             more = {**headers, "x-compaction": compaction}
@@ -177,7 +177,7 @@ async def test_an_encoded_answer_is_neither_unpacked_nor_relabelled(encoding: st
     upstream = ScriptedUpstream(chat=lambda request: reply)
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=CLEAR)) as proxy,
         aiohttp.ClientSession(auto_decompress=False) as http,
         http.post(proxy.address + "/v1/chat/completions", data=LARGE, headers={"accept-encoding": encoding}) as got,
     ):
@@ -189,7 +189,7 @@ async def test_an_encoded_answer_is_neither_unpacked_nor_relabelled(encoding: st
 async def test_the_forwarded_body_has_no_key_that_the_client_did_not_send() -> None:
     upstream = ScriptedUpstream()
     given = body([user(0), *turns(1, 40, 60), user(500)], stream=True, user="u", prompt_cache_key="theirs")
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
         headers = {
             "x-compaction": "on",
             "x-compaction-session": "ours",

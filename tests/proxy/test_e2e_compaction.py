@@ -33,7 +33,7 @@ def is_synthetic(message: Message) -> bool:
 
 async def test_a_long_conversation_is_forwarded_compacted_and_stays_so_with_the_real_sdk() -> None:
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=False) as proxy:
         client = proxy.sdk()
         chat: list[Any] = [{"role": "system", "content": "Be brief."}]
         said = []
@@ -204,7 +204,7 @@ async def test_edits_branches_and_other_chats_never_get_a_strangers_summary(sess
 
 async def test_force_compacts_a_short_conversation_and_only_shrinks() -> None:
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, limit=100000)) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, limit=100000), by_characters=False) as proxy:
         chat = [user(0), *loop(1, 8, 300), user(50)]
         got = await proxy.post(body(chat), {"x-compaction": "force"})
         assert got.said == "compacted; reason=manual"

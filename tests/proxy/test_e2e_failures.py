@@ -80,7 +80,10 @@ async def test_a_summary_that_is_too_long_is_asked_for_again_and_then_cut_with_a
 
 async def test_above_the_hard_limit_a_failing_summarizer_is_replaced_by_an_extract() -> None:
     upstream = ScriptedUpstream(summary=FAILURES["500"])
-    async with upstream.running(), running_proxy(config(upstream, policy=FAST, window=2_100)) as proxy:
+    async with (
+        upstream.running(),
+        running_proxy(config(upstream, policy=FAST, window=2_100), by_characters=False) as proxy,
+    ):
         got = await proxy.post(body(LONG))
         assert got.said == "compacted; reason=degraded"
         assert is_synthetic(upstream.requests[0].messages[0])

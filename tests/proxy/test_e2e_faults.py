@@ -79,7 +79,7 @@ async def _play(
     left: Left,
 ) -> None:
     upstream = ScriptedUpstream()
-    async with upstream.running(), running_proxy(config(upstream, policy=policy), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=policy)) as proxy:
         fail(monkeypatch, owner, name)
         assert (await proxy.post(body(chat))).status == 200
         assert upstream.requests[-1].messages[-1] == chat[-1]
@@ -131,7 +131,7 @@ async def test_a_step_of_a_summary_that_fails_fails_no_request(
 async def test_without_a_key_from_the_store_tenants_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = ScriptedUpstream()
     text_of = {"tenant": "credential", "policy": SUMMARIZE}
-    async with upstream.running(), running_proxy(config(upstream, **text_of), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, **text_of)) as proxy:
         fail(monkeypatch, Records, "secret")
         chat = [*turns(0, 40, 60), user(99)]
         for key in ("sk-one", "sk-two"):

@@ -35,7 +35,7 @@ async def test_a_replica_that_is_killed_in_mid_summary_leaves_the_work_to_the_ne
     async with upstream.running():
         text = config(upstream, policy=SUMMARIZE, store=redis_url)
         async with (
-            running_proxy(text, by_characters=True) as alive,
+            running_proxy(text) as alive,
             served(tmp_path, text) as (address, process),
             aiohttp.ClientSession() as http,
         ):
@@ -64,7 +64,7 @@ async def test_redis_goes_away_while_a_summary_is_written(how: str, own_server: 
     upstream = ScriptedUpstream(summary=lambda request: held(release, "WRITTEN-MEANWHILE"))
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=SUMMARIZE, store=own_server.url), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=SUMMARIZE, store=own_server.url)) as proxy,
     ):
         asking = asyncio.ensure_future(proxy.post(body(LONG)))
         await until(lambda: len(upstream.summaries) == 1)
@@ -79,7 +79,7 @@ async def test_redis_goes_away_while_a_summary_is_written(how: str, own_server: 
         await until(lambda: not proxy.proxy.services().records.store.degraded, 40)
         assert (await proxy.post(body(chat))).said == "sticky; reason=sticky"
         await until(lambda: len(proxy.proxy.services().jobs) == 0)
-        async with running_proxy(config(upstream, policy=SUMMARIZE, store=own_server.url), by_characters=True) as fresh:
+        async with running_proxy(config(upstream, policy=SUMMARIZE, store=own_server.url)) as fresh:
             again = await fresh.post(body(chat))
             assert again.headers["x-compaction-id"] == got.headers["x-compaction-id"], (
                 "offered to the store that is back"
@@ -94,7 +94,7 @@ async def test_no_credential_session_or_text_stands_in_a_key_and_no_credential_i
         for tenant in ("credential", "header:x-team"):
             for policy, chat in ((SUMMARIZE, LONG), (CLEAR, [user(0), *loop(1, 20, 150)])):
                 text = config(upstream, policy=policy, store=redis_url, tenant=tenant)
-                async with running_proxy(text, by_characters=True) as proxy:
+                async with running_proxy(text) as proxy:
                     assert (await proxy.post(body(chat), session)).said.startswith("compacted")
                     await until(lambda proxy=proxy: len(proxy.proxy.services().jobs) == 0)
     with redis.Redis.from_url(redis_url, decode_responses=False) as client:
@@ -113,12 +113,12 @@ async def test_eight_at_once_on_two_replicas_and_a_third_that_starts_later_send_
     upstream = ScriptedUpstream(summary=lambda request: held(release, "SHARED"))
     async with upstream.running():
         text = config(upstream, policy=SUMMARIZE, store=redis_url)
-        async with running_proxy(text, by_characters=True) as one, running_proxy(text, by_characters=True) as two:
+        async with running_proxy(text) as one, running_proxy(text) as two:
             asking = [asyncio.ensure_future(proxy.post(body(LONG, stream=True))) for proxy in (one, two) * 4]
             await until(lambda: len(upstream.summaries) == 1)
             release.set()
             assert {(await task).status for task in asking} == {200}
-        async with running_proxy(text, by_characters=True) as three:
+        async with running_proxy(text) as three:
             assert (await three.post(body(LONG, stream=True))).said == "sticky; reason=sticky"
     assert len(upstream.summaries) == 1
     assert len({request.body for request in upstream.requests}) == 1
@@ -129,15 +129,15 @@ async def test_a_record_that_is_gone_or_no_record_is_a_miss_and_made_anew(redis_
     upstream = ScriptedUpstream()
     async with upstream.running():
         text = config(upstream, policy=SUMMARIZE, store=redis_url)
-        async with running_proxy(text, by_characters=True) as proxy:
+        async with running_proxy(text) as proxy:
             first = await proxy.post(body(LONG))
         with redis.Redis.from_url(redis_url) as client:
             for key in client.scan_iter("cp:*:r:*"):
                 client.delete(key) if how == "gone" else client.set(key, b'{"v":0,"junk":true}', keepttl=True)
-        async with running_proxy(text, by_characters=True) as proxy:
+        async with running_proxy(text) as proxy:
             again = await proxy.post(body(LONG))
             assert (again.status, again.said) == (200, "compacted; reason=over-threshold")
             assert again.headers["x-compaction-id"] == first.headers["x-compaction-id"], "to the same cut"
-        async with running_proxy(text, by_characters=True) as proxy:
+        async with running_proxy(text) as proxy:
             assert (await proxy.post(body(LONG))).said == "sticky; reason=sticky"
     assert len(upstream.summaries) == 2

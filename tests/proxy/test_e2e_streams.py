@@ -41,7 +41,7 @@ def spans_named(proxy: Running, spans: InMemorySpanExporter, name: str) -> list[
 )
 async def test_frames_are_the_providers_whatever_they_say(chunks: list[Any]) -> None:
     upstream = ScriptedUpstream(chat=lambda request: Reply.sse(*chunks))
-    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=CLEAR)) as proxy:
         got = await proxy.post(body(LONG, stream=True))
     assert got.said.startswith("compacted")
     assert (got.status, got.body) == (200, b"".join(Reply.sse(*chunks).chunks or ()))
@@ -52,7 +52,7 @@ async def test_a_stream_that_breaks_off_is_not_retried_and_the_sdk_sees_it() -> 
     upstream = ScriptedUpstream(chat=lambda request: Reply.sse(chunk("a"), chunk("b"), CUT))
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=CLEAR)) as proxy,
         proxy.sdk() as client,
     ):
         creating: Any = client.chat.completions.create
@@ -73,7 +73,7 @@ async def test_the_sdk_sees_the_providers_errors_as_its_own() -> None:
     )
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=CLEAR), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=CLEAR)) as proxy,
         proxy.sdk() as client,
     ):
         for stream in (False, True):
@@ -93,7 +93,7 @@ async def test_the_span_of_a_call_whose_client_left_ends_with_what_is_known(firs
     upstream = ScriptedUpstream(chat=lambda request: reply)
     async with upstream.running():
         text = config(upstream, policy=CLEAR)
-        async with running_proxy(text, exporter=spans, by_characters=True) as proxy, aiohttp.ClientSession() as session:
+        async with running_proxy(text, exporter=spans) as proxy, aiohttp.ClientSession() as session:
             asking = asyncio.ensure_future(
                 session.post(proxy.address + "/v1/chat/completions", json=body(LONG, stream=True))
             )
@@ -123,7 +123,7 @@ async def test_a_compaction_that_failed_is_told_apart_from_one_that_was_not_due(
     chats = [[*turns(0, 40, 60), user(99)], [user(0, 600)]]
     async with upstream.running():
         text = config(upstream, policy=SUMMARIZE)
-        async with running_proxy(text, exporter=spans, by_characters=True) as proxy:
+        async with running_proxy(text, exporter=spans) as proxy:
             for chat in chats:
                 await proxy.post(body(chat))
             metrics = (await proxy.get("/metrics")).body.decode()
@@ -142,7 +142,7 @@ async def test_no_header_goes_out_while_a_stream_waits_for_its_summary() -> None
     summary = answer("## State\nlate")
     summary.chunks = [release, *(summary.chunks or ())]
     upstream = ScriptedUpstream(summary=lambda request: summary, chat=lambda request: Reply.json(ERROR, 503))
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
         asking = asyncio.ensure_future(proxy.post(body([*turns(0, 40, 60), user(99)], stream=True)))
         await until(lambda: len(upstream.summaries) == 1)
         assert not asking.done()

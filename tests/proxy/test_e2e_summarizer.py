@@ -31,7 +31,7 @@ async def test_a_summary_that_hit_its_output_limit_is_asked_for_again_and_shorte
     upstream.summary = lambda request: (
         stopped_by("length", "## State\nHALF A SEN") if len(upstream.summaries) == 1 else answer("## State\nWHOLE")
     )
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
         assert (await proxy.post(body(LONG))).said.startswith("compacted")
     assert "WHOLE" in summary_of(upstream)
     assert "HALF" not in summary_of(upstream)
@@ -42,7 +42,7 @@ async def test_a_summary_that_hit_its_output_limit_is_asked_for_again_and_shorte
 
 async def test_a_summary_that_hits_its_limit_twice_is_taken_with_a_mark() -> None:
     upstream = ScriptedUpstream(summary=lambda request: stopped_by("length", "## State\na line\nHALF A SEN"))
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
         assert (await proxy.post(body(LONG))).said.startswith("compacted")
     assert len(upstream.summaries) == 2
     assert CUT_MARK in summary_of(upstream)
@@ -54,7 +54,7 @@ async def test_a_summary_that_hits_its_limit_twice_is_taken_with_a_mark() -> Non
 async def test_the_output_limit_is_the_policys_whatever_the_client_asked_for(model: str, limit: str, room: int) -> None:
     upstream = ScriptedUpstream()
     policy = SUMMARIZE.replace("ledger: false", "ledger: false, summaryMaxTokens: 600")
-    async with upstream.running(), running_proxy(config(upstream, policy=policy), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=policy)) as proxy:
         given = body(LONG, max_tokens=100_000, max_completion_tokens=100_000, response_format={"type": "json_object"})
         assert (await proxy.post({**given, "model": model})).said.startswith("compacted")
     sent = upstream.summaries[0].json
@@ -71,7 +71,7 @@ async def test_a_server_that_names_its_limit_otherwise_is_asked_once_more() -> N
     upstream = ScriptedUpstream(
         summary=lambda request: refused if "max_tokens" in request.json else answer("## State\nFINE")
     )
-    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE), by_characters=True) as proxy:
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
         assert (await proxy.post(body(LONG))).said.startswith("compacted")
     assert len(upstream.summaries) == 2
     assert "FINE" in summary_of(upstream)
@@ -84,7 +84,7 @@ async def test_a_summarizer_with_a_small_window_gets_the_conversation_in_parts()
         text = config(upstream, policy=policy).replace(
             "models:\n", "models:\n  - {match: small, provider: main, policy: tested, contextWindow: 4096}\n"
         )
-        async with running_proxy(text, by_characters=True) as proxy:
+        async with running_proxy(text) as proxy:
             assert (await proxy.post(body([*turns(0, 60, 100), user(500)]))).said.startswith("compacted")
     assert 2 <= len(upstream.summaries) <= 4
     for request in upstream.summaries:
@@ -99,7 +99,7 @@ async def test_a_healed_summarizer_is_asked_again_once_the_conversation_has_grow
     upstream = ScriptedUpstream(summary=lambda request: Reply.json({"error": {"message": "no"}}, 401))
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=SUMMARIZE, window=200_000), by_characters=True) as proxy,
+        running_proxy(config(upstream, policy=SUMMARIZE, window=200_000)) as proxy,
     ):
         chat = list(LONG)
         said = []
@@ -130,7 +130,7 @@ async def test_a_summary_call_that_comes_back_is_forwarded_untouched_and_refused
 
     async with upstream.running():
         file = tmp_path / "proxy.yaml"
-        async with running_proxy(looped(upstream.address, "main"), file=file, by_characters=True) as proxy:
+        async with running_proxy(looped(upstream.address, "main"), file=file) as proxy:
 
             def routed_to(name: str) -> bool:
                 providers = proxy.proxy.services().settings.providers
@@ -150,10 +150,10 @@ async def test_a_proxy_in_front_of_another_has_its_summary_calls_forwarded_as_th
     upstream = ScriptedUpstream(chat=lambda request: seen.append(request) or answer("## State\nFROM-AFAR"))  # type: ignore[func-returns-value]
     async with (
         upstream.running(),
-        running_proxy(config(upstream, policy=SUMMARIZE, limit=1_000), by_characters=True) as inner,
+        running_proxy(config(upstream, policy=SUMMARIZE, limit=1_000)) as inner,
     ):
         text = config(upstream, policy=SUMMARIZE).replace(upstream.address, inner.address)
-        async with running_proxy(text, by_characters=True) as outer:
+        async with running_proxy(text) as outer:
             got = await outer.post(body(LONG))
     assert got.status == 200
     private = [request for request in seen if request.header("x-compaction-hop") == "2"]
