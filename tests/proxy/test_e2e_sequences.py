@@ -72,6 +72,7 @@ async def test_the_recent_part_is_sent_with_every_request_after_a_compaction(str
             first = [*first, *more]
             assert (await ask(proxy, chat, stream=stream))["x-compaction"] == "sticky; reason=sticky"
             assert upstream.requests[-1].messages == first
+        assert len(upstream.summaries) == 1
 
 
 @STREAM
