@@ -161,3 +161,13 @@ async def test_a_proxy_in_front_of_another_has_its_summary_calls_forwarded_as_th
     assert private[0].messages[0]["role"] == "system"
     assert b"[record of the earlier conversation]" not in private[0].body, "not compacted, although it is long"
     assert any("FROM-AFAR" in json.dumps(request.messages) for request in seen)
+
+
+async def test_a_private_call_is_not_compacted_whatever_it_holds() -> None:
+    upstream = ScriptedUpstream()
+    async with upstream.running(), running_proxy(config(upstream, policy=SUMMARIZE)) as proxy:
+        got = await proxy.post(body(LONG), {"x-compaction-hop": "1"})
+    assert got.said == "unchanged; reason=disabled"
+    assert upstream.requests[0].messages == LONG
+    assert upstream.requests[0].header("x-compaction-hop") == "2"
+    assert upstream.summaries == []
